@@ -44,6 +44,9 @@ macro_rules! segment_keys {
             Argument::optional("unknown_unicast_limit", Number, "most flooded unknown unicast frames per second"),
             Argument::optional("mac_limit", Number, "most addresses that the segment learns"),
             Argument::optional("remote_mac_limit", Number, "most addresses that are learned behind each remote"),
+            Argument::optional("move_limit", Number, "moves after which an address is frozen; 0: any number"),
+            Argument::optional("move_window", Number, "seconds in which moves are counted"),
+            Argument::optional("freeze_time", Number, "seconds for which an address is frozen; 0: until it is removed"),
         ]
     };
 }
@@ -91,6 +94,7 @@ const ATTACHMENT_ARGUMENTS: &[Argument] = &[
     ATTACHED_PORT,
     ATTACHED_VLAN,
     Argument::optional("mac_limit", Number, "most addresses that are learned there"),
+    Argument::optional("sticky", Flag, "whether addresses that are learned there stay there"),
 ];
 
 static STATIC: ConfigObject = ConfigObject {

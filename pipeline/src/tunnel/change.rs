@@ -30,12 +30,15 @@ impl GatewayControl {
         let mac = change.text("mac")?.map(parse_mac).transpose()?;
         match (change.object, change.operation) {
             ("fdb", Operation::Remove) => {
-                let learned = &mut self.learned;
+                let (learned, damping) = (&mut self.learned, &mut self.move_damping);
                 let removed = self.fdb.flush(|entry| {
                     let selected = segment.is_none_or(|segment| entry.key.segment() == segment)
                         && mac.is_none_or(|mac| entry.key.mac() == mac);
                     if let (true, Destination::Remote(index)) = (selected, Destination::unpack(entry.destination)) {
                         learned.remove_key(index, entry.key, seconds);
+                    }
+                    if selected {
+                        damping.forget(entry.key);
                     }
                     selected
                 });

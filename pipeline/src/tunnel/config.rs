@@ -18,6 +18,7 @@ use wirepath_wire::{EtherType, MacAddr, Vni};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
+use super::move_damping;
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
@@ -108,7 +109,7 @@ static PORTS: ConfigTable = ConfigTable {
     written: Written::InlineList,
     about: "Local ports of the segment. A port and VLAN belong to one segment.",
     absent: "an error, unless the segment has a router",
-    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN, &learning::PORT_MAC_LIMIT],
+    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN, &learning::PORT_MAC_LIMIT, &learning::STICKY],
     example: "ports = [{ port = \"lan\" }, { port = \"lan2\", vlan = 100 }]\n",
     ..ConfigTable::EMPTY
 };
@@ -204,6 +205,9 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &storm_control::UNKNOWN_UNICAST_LIMIT,
         &learning::MAC_LIMIT,
         &learning::REMOTE_MAC_LIMIT,
+        &move_damping::MOVE_LIMIT,
+        &move_damping::MOVE_WINDOW,
+        &move_damping::FREEZE_TIME,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));

@@ -17,6 +17,7 @@ use super::encap::encapsulate;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
+use super::move_damping::MoveDamping;
 use super::neighbour::{Millis, NeighbourAction, NeighbourState};
 use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
@@ -46,6 +47,10 @@ pub struct LearnStats {
     pub aged: u64,
     /// Addresses not learned because a limit was reached.
     pub refused: u64,
+    /// Addresses that moved too often and stay where they are for a time.
+    pub frozen: u64,
+    /// Moves of frozen addresses, or from a sticky place, that were not followed.
+    pub moves_refused: u64,
 }
 
 /// The part of a remote that only the control thread needs.
@@ -102,7 +107,9 @@ pub struct GatewayControl {
     /// Number of changes of the underlay's settings, which all tunnels have in common.
     pub(super) underlay_version: u64,
     pub(super) learns: Vec<LearnStats>,
+    pub(super) move_damping: MoveDamping,
     pub(super) refusal_log: RareLog,
+    pub(super) frozen_log: RareLog,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
     aged_at: u32,
@@ -155,7 +162,9 @@ impl GatewayControl {
             decapsulated_by_nic: false,
             underlay_version: 0,
             learns: Vec::new(),
+            move_damping: MoveDamping::default(),
             refusal_log: RareLog::default(),
+            frozen_log: RareLog::default(),
             conflicts: 0,
             conflict_logged_at: None,
             aged_at: seconds,
@@ -676,6 +685,8 @@ impl GatewayControl {
                     "routed_in": traffic(s.routed_in),
                     "routed_out": traffic(s.routed_out),
                     "icmp_errors": s.icmp_errors,
+                    "frozen": l.frozen,
+                    "moves_refused": l.moves_refused,
                     "nic_encapsulated": s.nic_encapsulated,
                     "nic_decapsulated": s.nic_decapsulated,
                 })
@@ -777,6 +788,8 @@ impl Control for GatewayControl {
                     learned.remove_key(index, entry.key, seconds);
                 }
             });
+            let fdb = &mut self.fdb;
+            self.move_damping.expire(seconds, |key| fdb.get(key).is_some());
             for index in self.learned.unused(seconds) {
                 self.remove_remote(index, seconds);
                 self.learned.stats.aged += 1;

@@ -1,15 +1,16 @@
-//! Rules for learned addresses, on the control thread: limits of their number.
+//! Rules for learned addresses, on the control thread: limits of their number, sticky places and frozen addresses.
 //!
 //! Workers report a source address that is new, or at another place than in the forwarding database. A refused address
 //! changes nothing: its frames are forwarded, and frames to it are flooded or go to its known place.
 
-use wirepath_settings::{Integer, Key as ConfigKey, Settings};
+use wirepath_settings::{Flag, Integer, Key as ConfigKey, Settings, WithDefault};
 
 use super::config::Result;
 use super::control::GatewayControl;
+use super::move_damping::MoveLimits;
 use super::neighbour::Millis;
 use super::tables::Destination;
-use crate::table::{Key, LearnLimits, Learned};
+use crate::table::{FdbEntry, Key, LearnLimits, Learned};
 use crate::{ControlPlane, Learn};
 
 /// Largest limit: no segment learns more addresses.
@@ -26,6 +27,9 @@ pub(super) const REMOTE_MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer(
 pub(super) const PORT_MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer("mac_limit", 1..=MAX_LIMIT)
     .absent("no limit but that of the segment")
     .about("Most addresses that the segment learns behind this port and VLAN.");
+pub(super) const STICKY: ConfigKey<WithDefault<Flag>> = ConfigKey::flag("sticky")
+    .default(false)
+    .about("Addresses learned here do not move to another place until they age out.");
 
 /// Rules of a segment for the addresses that it learns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,11 +38,14 @@ pub struct LearnRules {
     pub limit: Option<u32>,
     /// Most addresses behind each remote.
     pub remote_limit: Option<u32>,
+    /// Limit of their moves.
+    pub moves: MoveLimits,
 }
 
 impl LearnRules {
     pub(super) fn read(table: &Settings<'_>) -> Result<Self> {
-        Ok(Self { limit: table.read(&MAC_LIMIT)?, remote_limit: table.read(&REMOTE_MAC_LIMIT)? })
+        let moves = MoveLimits::read(table)?;
+        Ok(Self { limit: table.read(&MAC_LIMIT)?, remote_limit: table.read(&REMOTE_MAC_LIMIT)?, moves })
     }
 }
 
@@ -47,11 +54,13 @@ impl LearnRules {
 pub struct AttachmentRules {
     /// Most addresses that are learned there.
     pub mac_limit: Option<u32>,
+    /// If true, addresses that are learned there do not move.
+    pub sticky: bool,
 }
 
 impl AttachmentRules {
     pub(super) fn read(table: &Settings<'_>) -> Result<Self> {
-        Ok(Self { mac_limit: table.read(&PORT_MAC_LIMIT)? })
+        Ok(Self { mac_limit: table.read(&PORT_MAC_LIMIT)?, sticky: table.read(&STICKY)? })
     }
 }
 
@@ -86,8 +95,15 @@ impl GatewayControl {
         if !is_there || usize::from(key.segment()) >= self.learns.len() {
             return;
         }
+        let now = plane.seconds();
+        let moves = self.learn_rules(key.segment()).moves;
+        let known = self.fdb.get(key).filter(|entry| entry.seen.is_some() && entry.destination != destination);
+        if known.is_some_and(|entry| self.stays(entry, now)) {
+            self.learns[usize::from(key.segment())].moves_refused += 1;
+            return;
+        }
         let limits = self.learn_limits(key.segment(), to);
-        let outcome = self.fdb.learn_within(key, destination, plane.seconds(), limits);
+        let outcome = self.fdb.learn_within(key, destination, now, limits);
         if let (Learned::New | Learned::Moved { .. }, Destination::Remote(index)) = (outcome, to) {
             self.learned.add_key(index, key);
         }
@@ -98,9 +114,16 @@ impl GatewayControl {
                 stats.moved += 1;
                 let from = Destination::unpack(from);
                 if let Destination::Remote(index) = from {
-                    self.learned.remove_key(index, key, plane.seconds());
+                    self.learned.remove_key(index, key, now);
                 }
                 tracing::debug!("{} moved from {from:?} to {to:?}", key.mac());
+                if self.move_damping.record(key, moves, now) {
+                    stats.frozen += 1;
+                    if self.frozen_log.admits(plane.now() / 1_000_000) {
+                        let (mac, name, place) = (key.mac(), self.segment_name(key), self.place_name(to, plane));
+                        tracing::warn!("{mac} in segment \"{name}\" moves too often and stays at {place} for a while");
+                    }
+                }
             }
             Learned::Full => {
                 stats.refused += 1;
@@ -114,10 +137,20 @@ impl GatewayControl {
         }
     }
 
+    /// Returns the rules of a segment.
+    fn learn_rules(&self, segment: u16) -> LearnRules {
+        self.layout.segments.get(usize::from(segment)).map(|segment| segment.learn_rules).unwrap_or_default()
+    }
+
+    /// Returns whether a learned address does not move to another place.
+    fn stays(&self, entry: FdbEntry, now: u32) -> bool {
+        self.layout.is_sticky(Destination::unpack(entry.destination))
+            || self.move_damping.is_frozen(entry.key, self.learn_rules(entry.key.segment()).moves, now)
+    }
+
     /// Returns the limits for an address of a segment at this place.
     fn learn_limits(&self, segment: u16, to: Destination) -> LearnLimits {
-        let rules = self.layout.segments.get(usize::from(segment)).map(|segment| segment.learn_rules);
-        let rules = rules.unwrap_or_default();
+        let rules = self.learn_rules(segment);
         let destination = match to {
             Destination::Attachment(index) => {
                 self.layout.attachments.get(index as usize).and_then(|attachment| attachment.rules.mac_limit)

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::config::SegmentConfig;
 use super::control::GatewayControl;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
@@ -43,6 +44,8 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("moved", Unit::None, "Addresses that moved to another port or remote"),
         Column::counter("aged", Unit::None, "Addresses removed because they were not seen"),
         Column::counter("refused", Unit::None, "Addresses not learned because a limit was reached"),
+        Column::counter("frozen", Unit::None, "Addresses that moved too often and stay where they are for a time"),
+        Column::counter("moves_refused", Unit::None, "Moves of frozen addresses, or from a sticky place, not followed"),
         Column::counter("storm_broadcast", Unit::Packets, "Broadcast frames above their limit, dropped"),
         Column::counter("storm_multicast", Unit::Packets, "Multicast frames above their limit, dropped"),
         Column::counter("storm_unknown", Unit::Packets, "Unknown unicast frames above their limit, dropped"),
@@ -57,7 +60,7 @@ static FDB: TableSpec = TableSpec {
         Column::key("segment", "Name of the segment"),
         Column::key("mac", "Ethernet address"),
         Column::attribute("to", "Port, with its VLAN, or remote, or router"),
-        Column::attribute("kind", "learned or static"),
+        Column::attribute("kind", "learned, static, sticky or frozen; sticky and frozen addresses do not move"),
         Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
     ],
 };
@@ -113,18 +116,25 @@ impl GatewayControl {
             "segments" => page.extend(0..self.config().segments.len(), |index| self.segment_row(index, plane)),
             "fdb" => {
                 let now = plane.seconds();
-                let slots = self.fdb.slots_from(page.cursor());
-                let layout = (&self.config, &self.layout, &self.list, &self.places);
-                page.extend_from(slots, |entry| {
+                // The closure borrows all but the writer of the table, which walks the slots.
+                let Self { fdb, config, layout, list, places, move_damping, .. } = self;
+                page.extend_from(fdb.slots_from(page.cursor()), |entry| {
                     let entry: FdbEntry = entry?;
-                    let (config, layout, remotes, places) = layout;
-                    let to = place_name(layout, remotes, Destination::unpack(entry.destination), plane);
+                    let to = Destination::unpack(entry.destination);
                     let segment = places.position(entry.key.segment()).and_then(|at| config.segments.get(at));
-                    let segment = segment.map(|segment| segment.name.clone());
-                    let kind = if entry.seen.is_some() { "learned" } else { "static" };
+                    let is_sticky = || layout.is_sticky(to);
+                    let is_frozen = |it: &SegmentConfig| move_damping.is_frozen(entry.key, it.learn_rules.moves, now);
+                    let kind = match entry.seen {
+                        None => "static",
+                        Some(_) if segment.is_some_and(is_frozen) => "frozen",
+                        Some(_) if is_sticky() => "sticky",
+                        Some(_) => "learned",
+                    };
+                    let name = segment.map(|segment| segment.name.clone());
                     let age = entry.seen.map(|seen| now.saturating_sub(seen));
                     let mac = entry.key.mac().to_string();
-                    Some(vec![segment.into(), mac.into(), to.into(), kind.into(), age.into()])
+                    let to = place_name(layout, list, to, plane);
+                    Some(vec![name.into(), mac.into(), to.into(), kind.into(), age.into()])
                 });
             }
             "neighbours" => {
@@ -197,6 +207,7 @@ impl GatewayControl {
         row.push(stats.icmp_errors.into());
         row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
+        row.extend([learn.frozen, learn.moves_refused].map(Value::from));
         row.extend(stats.storm_drops.map(Value::from));
         row
     }

@@ -16,7 +16,8 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
-//! - `learning`: limits of learned addresses.
+//! - `learning`: rules for learned addresses: limits, sticky places.
+//! - `move_damping`: addresses that move too often.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
 //! - `reconfigure`: changes of the configuration while the workers forward.
@@ -44,6 +45,7 @@ pub mod kinds;
 mod learned;
 mod learning;
 mod listing;
+mod move_damping;
 pub mod neighbour;
 mod next_hops;
 mod outer;
@@ -61,6 +63,7 @@ pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel};
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
+pub use move_damping::MoveLimits;
 pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};

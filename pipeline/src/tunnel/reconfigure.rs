@@ -100,6 +100,7 @@ impl GatewayControl {
         self.publish_known_hosts();
 
         if !removed.segments.is_empty() || !removed.destinations.is_empty() {
+            self.move_damping.forget_all(|key| removed.segments.contains(&key.segment()));
             self.fdb.remove_all(|entry| {
                 removed.segments.contains(&entry.key.segment())
                     || entry.seen.is_some() && removed.destinations.contains(&entry.destination)

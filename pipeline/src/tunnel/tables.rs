@@ -377,6 +377,12 @@ impl Layout {
         self.segments.get(usize::from(segment))?.counters.get(thread)
     }
 
+    /// Returns whether addresses that are learned at this place do not move.
+    pub(super) fn is_sticky(&self, place: Destination) -> bool {
+        let Destination::Attachment(index) = place else { return false };
+        self.attachments.get(index as usize).is_some_and(|attachment| attachment.rules.sticky)
+    }
+
     /// Returns whether the port is the underlay port.
     #[inline(always)]
     pub fn is_underlay(&self, port: PortId) -> bool {

@@ -1,9 +1,11 @@
 //! A simulated gateway with one segment, run step by step. Tests of the programs use this file too.
 
+use serde_json::Value;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::registry::Registry;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
@@ -128,6 +130,16 @@ impl Lab {
         }
         self.assert_balanced();
         sent
+    }
+
+    /// Returns the rows of a table for operators.
+    pub(crate) fn rows(&mut self, name: &str) -> Vec<Vec<Value>> {
+        let Self { stepped, control, .. } = self;
+        stepped.with_plane(|plane| {
+            let mut registry = Registry { control, plane };
+            let table = registry.table(name).unwrap();
+            registry.rows(table)
+        })
     }
 
     pub(crate) fn tunnelled(&mut self) -> usize {

@@ -82,3 +82,72 @@ fn full_limits_refuse_addresses_and_forward_their_frames() {
     lab.send(LAN, &frame(host(130), host(0)));
     assert_eq!((lab.tunnelled(), lab.control.segment_stats(0).unknown_unicast), (1, before + 1));
 }
+
+/// Returns the column `kind` of the forwarding entry of an address.
+fn kind(lab: &mut Lab, mac: MacAddr) -> String {
+    let rows = lab.rows("fdb");
+    let row = rows.iter().find(|row| row[1] == mac.to_string().as_str());
+    row.map_or_else(String::new, |row| row[3].as_str().unwrap().to_owned())
+}
+
+/// Shows the host at the port, or at the remote.
+fn seen(lab: &mut Lab, local: bool) {
+    if local {
+        lab.send(LAN, &frame(FAR, HOST));
+    } else {
+        let inner = frame(MacAddr([0xff; 6]), HOST);
+        lab.send(WAN, &vxlan(&peer(), &inner));
+        assert!(lab.settle().contains(&(LAN, inner)), "the frame is forwarded from any place");
+    }
+    lab.stepped.advance(SECOND / 2);
+    lab.settle();
+}
+
+#[test]
+fn an_address_that_moves_too_often_is_frozen() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']\nmove_limit = 3\nmove_window = 60\nfreeze_time = 30").with_peer();
+    lab.settle();
+    let moves = |lab: &Lab| {
+        let stats = lab.control.learn_stats(0);
+        (stats.moved, stats.frozen, stats.moves_refused)
+    };
+    for local in [true, false, true] {
+        seen(&mut lab, local);
+    }
+    assert_eq!((moves(&lab), kind(&mut lab, HOST).as_str()), ((2, 0, 0), "learned"));
+    seen(&mut lab, false);
+    assert_eq!((moves(&lab), kind(&mut lab, HOST).as_str()), ((3, 1, 0), "frozen"));
+    seen(&mut lab, true);
+    assert_eq!((moves(&lab), kind(&mut lab, HOST).as_str()), ((3, 1, 1), "frozen"));
+    // Frames to it go to the last place, the remote.
+    lab.send(LAN, &frame(HOST, MacAddr([2, 0, 0, 0, 1, 2])));
+    assert_eq!((lab.tunnelled(), lab.control.segment_stats(0).unknown_unicast), (1, 3));
+    for _ in 0..30 {
+        lab.stepped.advance(SECOND);
+        lab.settle();
+    }
+    assert_eq!(kind(&mut lab, HOST), "learned");
+    seen(&mut lab, true);
+    assert_eq!(moves(&lab), (4, 1, 1));
+}
+
+#[test]
+fn an_address_learned_at_a_sticky_port_does_not_move() {
+    let sticky = "{ port = 'lan', sticky = true }";
+    let mut lab = Lab::with_ports("", sticky, "remotes = ['10.9.0.2']\nageing = 20").with_peer();
+    lab.settle();
+    seen(&mut lab, false);
+    assert_eq!(kind(&mut lab, HOST), "learned");
+    seen(&mut lab, true);
+    assert_eq!(kind(&mut lab, HOST), "sticky");
+    seen(&mut lab, false);
+    let stats = lab.control.learn_stats(0);
+    assert_eq!((stats.moved, stats.moves_refused, kind(&mut lab, HOST).as_str()), (1, 1, "sticky"));
+    // Frames from the other place do not keep the entry alive.
+    for _ in 0..25 {
+        seen(&mut lab, false);
+        lab.stepped.advance(SECOND);
+        lab.settle();
+    }
+    assert_eq!((kind(&mut lab, HOST).as_str(), lab.control.learn_stats(0).aged), ("learned", 1));
+}
