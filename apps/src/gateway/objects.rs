@@ -95,6 +95,7 @@ const ATTACHMENT_ARGUMENTS: &[Argument] = &[
     ATTACHED_VLAN,
     Argument::optional("mac_limit", Number, "most addresses that are learned there"),
     Argument::optional("sticky", Flag, "whether addresses that are learned there stay there"),
+    Argument::optional("isolated", Flag, "whether no frames pass between it and other isolated ports"),
 ];
 
 static STATIC: ConfigObject = ConfigObject {

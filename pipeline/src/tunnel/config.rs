@@ -109,7 +109,7 @@ static PORTS: ConfigTable = ConfigTable {
     written: Written::InlineList,
     about: "Local ports of the segment. A port and VLAN belong to one segment.",
     absent: "an error, unless the segment has a router",
-    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN, &learning::PORT_MAC_LIMIT, &learning::STICKY],
+    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN, &learning::PORT_MAC_LIMIT, &learning::STICKY, &learning::ISOLATED],
     example: "ports = [{ port = \"lan\" }, { port = \"lan2\", vlan = 100 }]\n",
     ..ConfigTable::EMPTY
 };

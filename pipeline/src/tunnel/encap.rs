@@ -361,6 +361,9 @@ impl View<'_> {
                 self.flood(state, context, remotes, packet, Destination::Attachment(from), attachment.segment, flow);
             }
             Some(Destination::Attachment(to)) if to == from => context.drop(packet, DropReason::SamePort),
+            Some(Destination::Attachment(to)) if self.layout.are_isolated(from, to) => {
+                context.drop(packet, DropReason::IsolatedPort);
+            }
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
             Some(Destination::Remote(to)) => self.send_to(state, context, remotes, packet, to, flow, Some(from)),
             Some(Destination::Router) => self.route(state, context, remotes, packet, attachment.segment),

@@ -77,8 +77,9 @@ impl FloodSource {
 }
 
 impl View<'_> {
-    /// Sends a frame to all attachments of the segment except its origin. If the frame came from an
-    /// attachment or the router, it also goes to all remotes. A frame from a tunnel goes to no tunnel (split horizon).
+    /// Sends a frame to all attachments of the segment except its origin, and from an isolated attachment to no other
+    /// isolated one. If the frame came from an attachment or the router, it also goes to all remotes. A frame from a
+    /// tunnel goes to no tunnel (split horizon).
     #[allow(clippy::too_many_arguments)]
     pub(super) fn flood(
         &self,
@@ -94,7 +95,11 @@ impl View<'_> {
             return context.drop(packet, DropReason::NoSegment);
         };
         let is_local = !matches!(from, Destination::Remote(_));
-        let locals = members.attachments.iter().map(|index| Destination::Attachment(*index)).filter(|to| *to != from);
+        let reaches = |to: u32| match from {
+            Destination::Attachment(from) => from != to && !self.layout.are_isolated(from, to),
+            Destination::Remote(_) | Destination::Router => true,
+        };
+        let locals = members.attachments.iter().copied().filter(|to| reaches(*to)).map(Destination::Attachment);
         let overlay = members.remotes.iter().filter(|_| is_local).map(|index| Destination::Remote(*index));
         let wanted = locals.clone().count() + overlay.clone().count();
         let mut targets = locals.chain(overlay).peekable();

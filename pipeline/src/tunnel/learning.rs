@@ -30,6 +30,9 @@ pub(super) const PORT_MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer("m
 pub(super) const STICKY: ConfigKey<WithDefault<Flag>> = ConfigKey::flag("sticky")
     .default(false)
     .about("Addresses learned here do not move to another place until they age out.");
+pub(super) const ISOLATED: ConfigKey<WithDefault<Flag>> = ConfigKey::flag("isolated")
+    .default(false)
+    .about("Frames do not pass between this and other isolated ports of the segment. They pass to all others.");
 
 /// Rules of a segment for the addresses that it learns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,11 +59,17 @@ pub struct AttachmentRules {
     pub mac_limit: Option<u32>,
     /// If true, addresses that are learned there do not move.
     pub sticky: bool,
+    /// If true, frames do not pass to and from other isolated attachments.
+    pub isolated: bool,
 }
 
 impl AttachmentRules {
     pub(super) fn read(table: &Settings<'_>) -> Result<Self> {
-        Ok(Self { mac_limit: table.read(&PORT_MAC_LIMIT)?, sticky: table.read(&STICKY)? })
+        Ok(Self {
+            mac_limit: table.read(&PORT_MAC_LIMIT)?,
+            sticky: table.read(&STICKY)?,
+            isolated: table.read(&ISOLATED)?,
+        })
     }
 }
 

@@ -383,6 +383,11 @@ impl Layout {
         self.attachments.get(index as usize).is_some_and(|attachment| attachment.rules.sticky)
     }
 
+    /// Returns whether both attachments are isolated, so that no frame passes between them.
+    pub(super) fn are_isolated(&self, a: u32, b: u32) -> bool {
+        [a, b].iter().all(|index| self.attachments.get(*index as usize).is_some_and(|it| it.rules.isolated))
+    }
+
     /// Returns whether the port is the underlay port.
     #[inline(always)]
     pub fn is_underlay(&self, port: PortId) -> bool {

@@ -134,7 +134,7 @@ fn an_address_that_moves_too_often_is_frozen() {
 #[test]
 fn an_address_learned_at_a_sticky_port_does_not_move() {
     let sticky = "{ port = 'lan', sticky = true }";
-    let mut lab = Lab::with_ports("", sticky, "remotes = ['10.9.0.2']\nageing = 20").with_peer();
+    let mut lab = Lab::with_attachments("", sticky, "remotes = ['10.9.0.2']\nageing = 20").with_peer();
     lab.settle();
     seen(&mut lab, false);
     assert_eq!(kind(&mut lab, HOST), "learned");
@@ -150,4 +150,45 @@ fn an_address_learned_at_a_sticky_port_does_not_move() {
         lab.settle();
     }
     assert_eq!((kind(&mut lab, HOST).as_str(), lab.control.learn_stats(0).aged), ("learned", 1));
+}
+
+#[test]
+fn isolated_ports_reach_all_but_each_other() {
+    let ports = "{ port = 'lan', isolated = true }, { port = 'lan', vlan = 5, isolated = true }, \
+                 { port = 'lan', vlan = 6 }";
+    let mut lab = Lab::with_attachments("", ports, "remotes = ['10.9.0.2']").with_peer();
+    lab.settle();
+    // One host at each attachment, and one behind the remote.
+    let hosts = [host(0), host(5), host(6), host(9)];
+    let tags = [None, Some(5), Some(6)];
+    let send = |lab: &mut Lab, from: usize, dst: MacAddr| {
+        let bytes = frame(dst, hosts[from]);
+        match tags.get(from) {
+            Some(None) => lab.send(LAN, &bytes),
+            Some(Some(tag)) => lab.send(LAN, &tagged(&bytes, *tag)),
+            None => lab.send(WAN, &vxlan(&peer(), &bytes)),
+        }
+        let sent = lab.settle();
+        let tunnelled = sent.iter().any(|(port, seen)| *port == WAN && seen.ends_with(&bytes));
+        let mut reached: Vec<bool> = tags
+            .iter()
+            .map(|tag| tag.map_or_else(|| bytes.clone(), |tag| tagged(&bytes, tag)))
+            .map(|expected| sent.contains(&(LAN, expected)))
+            .collect();
+        reached.push(tunnelled);
+        reached
+    };
+    let broadcast = MacAddr([0xff; 6]);
+    assert_eq!(send(&mut lab, 3, broadcast), [true, true, true, false]);
+    send(&mut lab, 0, host(9));
+    assert_eq!(send(&mut lab, 0, broadcast), [false, false, true, true]);
+    assert_eq!(send(&mut lab, 1, broadcast), [false, false, true, true]);
+    assert_eq!(send(&mut lab, 2, broadcast), [true, true, false, true]);
+    // All addresses are known now.
+    assert_eq!(send(&mut lab, 0, host(6)), [false, false, true, false]);
+    assert_eq!(send(&mut lab, 2, host(0)), [true, false, false, false]);
+    assert_eq!(send(&mut lab, 0, host(9)), [false, false, false, true]);
+    assert_eq!(send(&mut lab, 3, host(5)), [false, true, false, false]);
+    assert_eq!(send(&mut lab, 0, host(5)), [false; 4]);
+    assert_eq!(lab.dropped(DropReason::IsolatedPort), 1);
 }

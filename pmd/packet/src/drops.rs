@@ -77,6 +77,7 @@ drop_reasons! {
     NoDestination, "no_destination", "there is no port and no remote to flood to";
     SamePort, "same_port", "the destination is behind the port that the frame came from";
     StormControl, "storm_control", "more flooded frames from local ports than the segment allows (storm control)";
+    IsolatedPort, "isolated_port", "the frame would go from one isolated port to another";
     NoNeighbour, "no_neighbour", "the link-layer address of the next hop is unknown";
     NoRoute, "no_route", "there is no route to the destination or to the tunnel's remote";
     NotRoutable, "not_routable", "the destination is a group, broadcast or link-local address, which is not routed";
