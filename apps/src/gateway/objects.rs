@@ -7,8 +7,8 @@ use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 10] =
-    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY, &VRF, &ROUTE];
+pub(super) static OBJECTS: [&ConfigObject; 11] =
+    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &NEIGHBOUR, &ADDRESS, &NEXT_HOP, &UNDERLAY, &VRF, &ROUTE];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
 fn unnamed(table: &dyn TableLike) -> Option<String> {
@@ -44,6 +44,7 @@ macro_rules! segment_keys {
             Argument::optional("unknown_unicast_limit", Number, "most flooded unknown unicast frames per second"),
             Argument::optional("mac_limit", Number, "most addresses that the segment learns"),
             Argument::optional("remote_mac_limit", Number, "most addresses that are learned behind each remote"),
+            Argument::optional("neighbour_suppression", Flag, "whether known ARP and ND requests are answered"),
             Argument::optional("move_limit", Number, "moves after which an address is frozen; 0: any number"),
             Argument::optional("move_window", Number, "seconds in which moves are counted"),
             Argument::optional("freeze_time", Number, "seconds for which an address is frozen; 0: until it is removed"),
@@ -117,6 +118,26 @@ const STATIC_ARGUMENTS: &[Argument] = &[
     Argument::optional("remote", Text, "configured remote behind which the address is"),
     Argument::optional("port", Text, "port behind which the address is"),
     Argument::optional("vlan", Number, "VLAN ID on the port"),
+];
+
+static NEIGHBOUR: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "neighbour",
+        about: "The Ethernet address of a host's IP address, for neighbour suppression",
+        operations: &[
+            (Operation::Add, NEIGHBOUR_ARGUMENTS),
+            (Operation::Set, NEIGHBOUR_ARGUMENTS),
+            (Operation::Remove, &[OF_SEGMENT, HOST_ADDRESS]),
+        ],
+    },
+    place: Place::Elements { parent: IN_SEGMENT, key: "neighbours", identity: &["address"] },
+};
+const HOST_ADDRESS: Argument = Argument::required("address", Text, "IP address of the host");
+const NEIGHBOUR_ARGUMENTS: &[Argument] = &[
+    OF_SEGMENT,
+    HOST_ADDRESS,
+    Argument::optional("mac", Text, "its Ethernet address"),
+    Argument::optional("router", Flag, "whether it is an IPv6 router"),
 ];
 
 static ADDRESS: ConfigObject = ConfigObject {

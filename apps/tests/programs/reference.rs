@@ -109,6 +109,11 @@ impl Place {
                 "geneve_options = [{ class = 0x0102, type = 1",
             ),
             "segment.gre" => place(true, &format!("{segment}{lan}kind = \"gretap\"\n"), "[segment.gre]\n"),
+            "segment.neighbours" => inline(
+                true,
+                &format!("{segment}{lan}neighbour_suppression = true\n"),
+                "neighbours = [{ address = \"10.1.0.1\", mac = \"02:00:00:00:00:01\"",
+            ),
             "segment.static" => inline(
                 true,
                 &format!(

@@ -22,6 +22,7 @@ use super::move_damping;
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
+use super::suppression::{self, SuppressionConfig};
 use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
@@ -208,10 +209,11 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &move_damping::MOVE_LIMIT,
         &move_damping::MOVE_WINDOW,
         &move_damping::FREEZE_TIME,
+        &suppression::SUPPRESSION,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
-        let mut tables = vec![&PORTS, &STATIC];
+        let mut tables = vec![&PORTS, &STATIC, &suppression::NEIGHBOURS];
         tables.extend(of_kinds);
         tables.dedup_by_key(|table| table.name);
         tables
@@ -339,6 +341,8 @@ pub struct SegmentConfig {
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
+    /// Suppression of ARP and ND requests.
+    pub suppression: SuppressionConfig,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
     /// Router of the segment.
@@ -604,6 +608,7 @@ impl Reader<'_> {
         };
         let storm_limits = StormLimits::read(table)?;
         let learn_rules = LearnRules::read(table)?;
+        let suppression = SuppressionConfig::read(table)?;
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
         let vni = identifier(table, kind);
@@ -654,6 +659,7 @@ impl Reader<'_> {
             inner_vlans,
             storm_limits,
             learn_rules,
+            suppression,
             statics,
             router,
         })

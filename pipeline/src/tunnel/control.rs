@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use crossbeam_queue::ArrayQueue;
 use serde_json::{Value, json};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
@@ -11,6 +12,7 @@ use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::OuterHeaders;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
+use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
@@ -51,6 +53,12 @@ pub struct LearnStats {
     pub frozen: u64,
     /// Moves of frozen addresses, or from a sticky place, that were not followed.
     pub moves_refused: u64,
+    /// IP addresses learned from ARP and ND messages.
+    pub bindings_learned: u64,
+    /// IP addresses that moved to another Ethernet address.
+    pub bindings_moved: u64,
+    /// IP addresses not learned because of a limit or another binding.
+    pub bindings_refused: u64,
 }
 
 /// The part of a remote that only the control thread needs.
@@ -108,6 +116,7 @@ pub struct GatewayControl {
     pub(super) underlay_version: u64,
     pub(super) learns: Vec<LearnStats>,
     pub(super) move_damping: MoveDamping,
+    pub(super) bindings: Bindings,
     pub(super) refusal_log: RareLog,
     pub(super) frozen_log: RareLog,
     conflicts: u64,
@@ -133,6 +142,8 @@ impl GatewayControl {
             layout: Arc::new(Shared::new(domain, Arc::clone(&layout))),
             remotes: Arc::new(Shared::new(domain, Remotes::default())),
             fdb: fdb.fdb(),
+            bindings: Arc::new(Shared::new(domain, PublishedBindings::default())),
+            claims: Arc::new(ArrayQueue::new(super::suppression::CLAIMS)),
             known_hosts: Arc::new(Shared::new(domain, KnownHosts::default())),
             routes: router.tables(),
             hops: router.hops(),
@@ -163,6 +174,7 @@ impl GatewayControl {
             underlay_version: 0,
             learns: Vec::new(),
             move_damping: MoveDamping::default(),
+            bindings: Bindings::default(),
             refusal_log: RareLog::default(),
             frozen_log: RareLog::default(),
             conflicts: 0,
@@ -281,6 +293,11 @@ impl GatewayControl {
     pub(super) fn has_attachment(&self, segment: u16, attachment: u32) -> bool {
         let attachments = self.layout.segments.get(usize::from(segment)).map(|segment| &segment.attachments);
         attachments.is_some_and(|attachments| attachments.contains(&attachment))
+    }
+
+    /// Returns the ports and segments as the workers see them.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Returns the configuration.
@@ -676,6 +693,7 @@ impl GatewayControl {
                     "storm_drops": {
                         "broadcast": s.storm_drops[0], "multicast": s.storm_drops[1], "unknown_unicast": s.storm_drops[2]
                     },
+                    "neighbour_replies": s.neighbour_replies,
                     "too_big": s.too_big,
                     "told_too_big": s.icmp_too_big,
                     "learned": l.learned,
@@ -777,6 +795,7 @@ impl Control for GatewayControl {
         }
         self.router.tick(plane);
         let seconds = plane.seconds();
+        self.update_bindings(seconds);
         if seconds != self.aged_at {
             self.aged_at = seconds;
             let (learns, learned) = (&mut self.learns, &mut self.learned);
@@ -788,6 +807,7 @@ impl Control for GatewayControl {
                     learned.remove_key(index, entry.key, seconds);
                 }
             });
+            self.age_bindings(seconds);
             let fdb = &mut self.fdb;
             self.move_damping.expire(seconds, |key| fdb.get(key).is_some());
             for index in self.learned.unused(seconds) {

@@ -156,7 +156,10 @@ impl View<'_> {
             let (_, _, remote, segment) = tunnel;
             let Some(inner) = quick.last_chunk::<ETHERNET_LEN>() else { continue };
             let (dst, src, ethertype) = addresses(inner, segment);
-            if EtherType(ethertype).is_vlan() || packet.flags().intersects(SLOW_FLAGS) {
+            let special = ethertype != EtherType::IPV4.0
+                && (EtherType(ethertype).is_vlan()
+                    || self.is_watched(ethertype, packet.data().get(OUTER4..).unwrap_or_default()));
+            if special || packet.flags().intersects(SLOW_FLAGS) {
                 continue;
             }
             // No table contains a group address, so the lookup of such a destination fails without an extra
@@ -430,6 +433,12 @@ impl View<'_> {
         }
         if remote.is_some() {
             self.learn_source(context, src, from, fdb.find(src), context.seconds());
+            if self.is_watched(ethertype, packet.data()) {
+                match self.watch_neighbours(state, context, packet, segment, from) {
+                    Some(unanswered) => packet = unanswered,
+                    None => return,
+                }
+            }
         }
         if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);

@@ -31,7 +31,7 @@ use crate::table::{HashTable, Key};
 const QUICK: usize = 38;
 
 /// Transmit offloads that a packet may still request.
-const TX_OFFLOADS: Flags = Flags::TX_L3_CHECKSUM
+pub(super) const TX_OFFLOADS: Flags = Flags::TX_L3_CHECKSUM
     .with(Flags::TX_L4_CHECKSUM)
     .with(Flags::TX_OUTER_L3_CHECKSUM)
     .with(Flags::TX_OUTER_L4_CHECKSUM)
@@ -153,7 +153,8 @@ impl View<'_> {
             flows[i] = match quick_flow(quick, ethertype) {
                 Some(flow) => flow,
                 None => {
-                    slow |= u64::from(EtherType(ethertype).is_vlan()) << i;
+                    let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
+                    slow |= u64::from(special) << i;
                     Flow::from_frame(data, packet.len(), &state.parser)
                 }
             };
@@ -331,6 +332,13 @@ impl View<'_> {
         }
         if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
+        }
+        if self.is_watched(ethertype, packet.data()) {
+            let from = Destination::Attachment(from);
+            match self.watch_neighbours(state, context, packet, attachment.segment, from) {
+                Some(unanswered) => packet = unanswered,
+                None => return,
+            }
         }
         // As on the fast path, so that all packets of a flow have one outer source port.
         let quick = packet.data().first_chunk().and_then(|h: &[u8; QUICK]| quick_flow(h, be64(h, 6) as u16));

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::bindings::BindingOrigin;
 use super::config::SegmentConfig;
 use super::control::GatewayControl;
 use super::tables::{Destination, Layout, NextHop, Remote};
@@ -10,7 +11,7 @@ use crate::registry::{Column, Page, Row, TableSpec, Unit};
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
-pub(super) const TABLES: [&TableSpec; 5] = [&SEGMENTS, &FDB, &NEIGHBOURS, &REMOTES, &ROUTES];
+pub(super) const TABLES: [&TableSpec; 6] = [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES];
 
 static SEGMENTS: TableSpec = TableSpec {
     name: "segments",
@@ -46,6 +47,9 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("refused", Unit::None, "Addresses not learned because a limit was reached"),
         Column::counter("frozen", Unit::None, "Addresses that moved too often and stay where they are for a time"),
         Column::counter("moves_refused", Unit::None, "Moves of frozen addresses, or from a sticky place, not followed"),
+        Column::gauge("bindings", Unit::None, "IP addresses that ARP and ND suppression knows"),
+        Column::counter("bindings_refused", Unit::None, "IP addresses not learned because of a limit or a fixed one"),
+        Column::counter("neighbour_replies", Unit::Packets, "ARP and ND requests answered instead of flooded"),
         Column::counter("storm_broadcast", Unit::Packets, "Broadcast frames above their limit, dropped"),
         Column::counter("storm_multicast", Unit::Packets, "Multicast frames above their limit, dropped"),
         Column::counter("storm_unknown", Unit::Packets, "Unknown unicast frames above their limit, dropped"),
@@ -62,6 +66,20 @@ static FDB: TableSpec = TableSpec {
         Column::attribute("to", "Port, with its VLAN, or remote, or router"),
         Column::attribute("kind", "learned, static, sticky or frozen; sticky and frozen addresses do not move"),
         Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
+    ],
+};
+
+static BINDINGS: TableSpec = TableSpec {
+    name: "bindings",
+    about: "IP addresses of the hosts in segments with neighbour suppression",
+    metric: None,
+    columns: &[
+        Column::key("segment", "Name of the segment"),
+        Column::key("address", "IP address of the host"),
+        Column::attribute("mac", "Ethernet address of the host"),
+        Column::attribute("origin", "learned, static, or external: from another protocol"),
+        Column::attribute("router", "Router flag of its neighbour advertisements; empty if it is not known"),
+        Column::gauge("age", Unit::Seconds, "Time since a message last confirmed the address"),
     ],
 };
 
@@ -137,6 +155,21 @@ impl GatewayControl {
                     Some(vec![name.into(), mac.into(), to.into(), kind.into(), age.into()])
                 });
             }
+            "bindings" => {
+                let now = plane.seconds();
+                page.extend(self.bindings.iter(), |(segment, address, binding)| {
+                    let name = self.segment_config(segment).map(|it| it.name.clone());
+                    let age = (binding.origin == BindingOrigin::Learned).then(|| now.saturating_sub(binding.seen()));
+                    vec![
+                        name.into(),
+                        address.to_string().into(),
+                        binding.mac.to_string().into(),
+                        binding.origin.name().into(),
+                        binding.is_router.into(),
+                        age.into(),
+                    ]
+                });
+            }
             "neighbours" => {
                 let mut all: Vec<_> = self.neighbours().map(|(ip, state, mac)| (None, ip, state, mac)).collect();
                 let of_segments = self.router.neighbours().into_iter();
@@ -208,6 +241,8 @@ impl GatewayControl {
         row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
         row.extend([learn.frozen, learn.moves_refused].map(Value::from));
+        row.extend([self.bindings.len_of(place.index).into(), learn.bindings_refused.into()]);
+        row.push(stats.neighbour_replies.into());
         row.extend(stats.storm_drops.map(Value::from));
         row
     }

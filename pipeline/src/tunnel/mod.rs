@@ -16,6 +16,8 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - `bindings`: IP addresses of the hosts in segments.
+//! - `suppression`: replies to ARP and ND requests of local hosts.
 //! - `learning`: rules for learned addresses: limits, sticky places.
 //! - `move_damping`: addresses that move too often.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
@@ -31,6 +33,7 @@
 //! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
 //! stage for each worker.
 
+mod bindings;
 mod change;
 pub mod config;
 mod control;
@@ -56,6 +59,7 @@ mod report;
 pub mod router;
 mod stage;
 mod storm_control;
+mod suppression;
 pub mod tables;
 pub mod underlay;
 
@@ -68,3 +72,4 @@ pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
 pub use storm_control::StormLimits;
+pub use suppression::{StaticBinding, SuppressionConfig};

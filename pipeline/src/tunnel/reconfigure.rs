@@ -108,6 +108,7 @@ impl GatewayControl {
         }
         self.update_statics(&old_statics, now);
         self.router.install(&self.config, &self.places, &vrfs, mac, now);
+        self.sync_bindings();
         let changed: Vec<(u16, u32)> = ageing(&self.config, &self.places)
             .filter(|(segment, seconds)| old_ageing.get(segment) != Some(seconds))
             .collect();

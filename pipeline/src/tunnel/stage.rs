@@ -4,12 +4,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crossbeam_queue::ArrayQueue;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
+use super::bindings::{Claim, PublishedBindings};
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::router::{Hops, RouterTag};
@@ -77,6 +79,10 @@ pub struct GatewayTables {
     pub(super) routes: Arc<RouteTables>,
     /// Effects of the routes.
     pub(super) hops: Arc<Shared<Hops>>,
+    /// IP addresses of the hosts in segments.
+    pub(super) bindings: Arc<Shared<PublishedBindings>>,
+    /// Claims of IP addresses for the control thread.
+    pub(super) claims: Arc<ArrayQueue<Claim>>,
     /// Next hops and remotes.
     pub(super) known_hosts: Arc<Shared<KnownHosts>>,
     /// Replies to solicitations of the gateway.
@@ -93,8 +99,8 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, routes, hops, known_hosts, expected_replies } = self;
-        View { layout: layout.read(guard), remotes, fdb, routes, hops, known_hosts, expected_replies }
+        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies } = self;
+        View { layout: layout.read(guard), remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies }
     }
 }
 
@@ -106,6 +112,8 @@ pub(super) struct View<'g> {
     pub(super) fdb: &'g Fdb,
     pub(super) routes: &'g RouteTables,
     pub(super) hops: &'g Shared<Hops>,
+    pub(super) bindings: &'g Shared<PublishedBindings>,
+    pub(super) claims: &'g ArrayQueue<Claim>,
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
 }
@@ -130,6 +138,8 @@ pub(super) struct StageState {
     pub(super) policer: Policer,
     /// Limits of messages to the routers of segments, so that their hosts take nothing from the underlay's.
     pub(super) router_policer: Policer,
+    /// Limits the claims of IP addresses.
+    pub(super) claim_limiter: TokenBucket,
     /// A packet of several buffers, while the worker turns it into its reply.
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
@@ -193,6 +203,7 @@ impl Gateway {
             icmp_limiter: TokenBucket::new(100, 20),
             policer: Policer::new(),
             router_policer: Policer::new(),
+            claim_limiter: super::suppression::claim_limiter(),
             reply_buffer: Box::new([0; MAX_HOST_FRAME]),
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {

@@ -91,6 +91,11 @@ impl StormControl {
         Arc::new(Self { limits, buckets })
     }
 
+    /// Returns the limits.
+    pub(super) fn limits(&self) -> StormLimits {
+        self.limits
+    }
+
     /// Returns whether a frame is within the limit of its kind. `now` is in nanoseconds.
     pub(super) fn admits(&self, kind: FloodKind, now: u64) -> bool {
         self.buckets[kind as usize].as_ref().is_none_or(|bucket| bucket.take(1, now))

@@ -18,7 +18,7 @@ use super::learning::{AttachmentRules, LearnRules};
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
 use super::router::{Interface, interfaces};
-use super::storm_control::StormControl;
+use super::storm_control::{StormControl, StormLimits};
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
 use crate::token_bucket::TokenBucket;
@@ -179,6 +179,8 @@ pub struct Segment {
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
+    /// If true, workers answer ARP and ND requests of local hosts.
+    pub neighbour_suppression: bool,
     /// Limits the frames that local ports flood.
     pub(super) storm_control: Arc<StormControl>,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
@@ -186,6 +188,11 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Returns the limits of the frames that local ports flood.
+    pub fn storm_limits(&self) -> StormLimits {
+        self.storm_control.limits()
+    }
+
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
         TunnelId { kind: self.kind.number(), id: self.vni }
@@ -276,6 +283,8 @@ pub struct Layout {
     pub segments: Vec<Segment>,
     /// Attachments by index.
     pub attachments: Vec<Attachment>,
+    /// True if a segment watches ARP and ND messages.
+    pub(super) watches_neighbours: bool,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -295,6 +304,7 @@ impl Layout {
             underlay: Underlay::new(config, &[], mac, port.map_or(1500, |port| port.mtu)),
             segments: Vec::new(),
             attachments: Vec::new(),
+            watches_neighbours: false,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -311,7 +321,8 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, roles, vnis, in_use } = self;
+        let Self { underlay, segments, attachments, watches_neighbours, roles, vnis, in_use } = self;
+        *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
         if let Some(role) = roles.get_mut(config.underlay.port) {
@@ -351,6 +362,7 @@ impl Layout {
                 cuts_superframes: segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
+                neighbour_suppression: segment.suppression.enabled,
                 storm_control: StormControl::new(segment.storm_limits, known.map(|known| &known.storm_control)),
                 new_remotes: known.map_or_else(
                     || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),
@@ -367,6 +379,7 @@ impl Layout {
             if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
+                segment.neighbour_suppression = false;
             }
         }
     }

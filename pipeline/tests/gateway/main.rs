@@ -10,5 +10,6 @@ mod reconfigure;
 mod routing;
 mod segments;
 mod stepped;
+mod suppression;
 mod threaded;
 mod traces;

@@ -8,6 +8,7 @@ use wirepath_packet::Pool;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::registry::Registry;
+use wirepath_pipeline::tunnel::config::SegmentConfig;
 use wirepath_pipeline::tunnel::underlay::Addresses;
 use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
 use wirepath_pipeline::{PortInfo, SteppedRuntime, WorkerInfo};
@@ -44,6 +45,18 @@ fn rows(stepped: &mut SteppedRuntime<Gateway>, control: &mut GatewayControl, nam
     rows
 }
 
+/// Rules of the segments and attachments as the workers see them.
+fn rules(control: &GatewayControl) -> Vec<String> {
+    let layout = control.layout();
+    let of_segment = |segment: &SegmentConfig| {
+        let found = &layout.segments[usize::from(layout.segment_of(segment.tunnel_id()).unwrap())];
+        let ports: Vec<_> = found.attachments.iter().map(|index| layout.attachments[*index as usize].rules).collect();
+        let storm = found.storm_limits();
+        format!("{} {:?} {storm:?} {} {ports:?}", segment.vni, found.learn_rules, found.neighbour_suppression)
+    };
+    control.config().segments.iter().map(of_segment).collect()
+}
+
 /// Returns a random configuration, in which the segment 42 is always the same.
 fn random(random: &mut fastrand::Rng) -> String {
     let ttl = random.u8(60..64);
@@ -61,11 +74,35 @@ fn random(random: &mut fastrand::Rng) -> String {
         }
         let remotes: HashSet<u8> = (0..4).map(|_| random.u8(2..9)).collect();
         let remotes: Vec<String> = remotes.iter().map(|n| format!("'10.9.0.{n}'")).collect();
-        let ports: Vec<String> = vlans.iter().map(|vlan| format!("{{ port = 'lan', vlan = {vlan} }}")).collect();
+        let ports: Vec<String> = vlans
+            .iter()
+            .map(|vlan| {
+                let (limit, sticky, isolated) = (random.u16(1..100), random.bool(), random.bool());
+                format!(
+                    "{{ port = 'lan', vlan = {vlan}, mac_limit = {limit}, sticky = {sticky}, isolated = {isolated} }}"
+                )
+            })
+            .collect();
         let (mtu, ageing, learning) = (random.u16(1000..1400), random.u8(0..3), random.bool());
         writeln!(text, "[[segment]]\nname = 'n{n}'\nvni = {vni}\nremotes = [{}]", remotes.join(", ")).unwrap();
         writeln!(text, "ports = [{}]\nmtu = {mtu}\nageing = {ageing}\nlearning = {learning}", ports.join(", "))
             .unwrap();
+        let mut limit = |key: &str, most: u32| {
+            if random.bool() {
+                writeln!(text, "{key} = {}", random.u32(1..most)).unwrap();
+            }
+        };
+        for key in ["broadcast_limit", "multicast_limit", "unknown_unicast_limit", "mac_limit", "remote_mac_limit"] {
+            limit(key, 16_384);
+        }
+        for key in ["move_limit", "move_window", "freeze_time"] {
+            limit(key, 1000);
+        }
+        if random.bool() {
+            text += "neighbour_suppression = true\n";
+            let (host, mac) = (random.u8(1..4), random.u8(1..4));
+            writeln!(text, "neighbours = [{{ address = '10.1.0.{host}', mac = '02:00:00:00:01:0{mac}' }}]").unwrap();
+        }
         if random.bool() {
             let (mac, to) = (random.u8(1..4), remotes[0].as_str());
             writeln!(text, "static = [{{ mac = '02:00:00:00:00:0{mac}', remote = {to} }}]").unwrap();
@@ -100,10 +137,11 @@ fn a_changed_gateway_is_like_a_new_one() {
         let mut fresh = GatewayControl::new(&config, &ports, &domain, 1, 0);
         let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };
         let mut fresh_stepped = SteppedRuntime::new(ports, &domain, fresh.stage(&worker)).unwrap();
-        for table in ["segments", "remotes", "fdb"] {
+        for table in ["segments", "remotes", "fdb", "bindings"] {
             let expected = rows(&mut fresh_stepped, &mut fresh, table);
             assert_eq!(rows(&mut lab.stepped, &mut lab.control, table), expected, "{table} after step {step}:\n{text}");
         }
+        assert_eq!(rules(&lab.control), rules(&fresh), "rules after step {step}:\n{text}");
         // Packets in both directions, between the change and the first work of the control thread after it.
         lab.send(LAN, &frame(FAR, HOST));
         lab.send(WAN, &vxlan(&peer, &frame(HOST, FAR)));
