@@ -24,6 +24,7 @@ mod ping;
 mod program;
 mod reload;
 mod rules;
+mod segments;
 mod superframes;
 mod tcp;
 mod underlay;
@@ -112,6 +113,27 @@ macro_rules! gateway {
             observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
+}
+
+/// Limits and rules of segments, which the workers and the control thread keep without drivers.
+macro_rules! segments {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            storms: crate::segments::storms_are_limited;
+            address_floods: crate::segments::address_floods_are_limited;
+            frozen: crate::segments::a_moving_address_is_frozen;
+            sticky: crate::segments::a_sticky_address_stays;
+            isolated: crate::segments::isolated_hosts_reach_remotes;
+            suppression: crate::segments::requests_are_answered;
+        })*
+    };
+}
+
+segments! {
+    segments_af_packet_ipv4, by("af_packet", false);
+    segments_af_xdp_ipv6, by("af_xdp", true);
 }
 
 /// GENEVE, of which no device of the kernel is needed.
