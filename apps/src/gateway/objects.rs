@@ -45,6 +45,7 @@ macro_rules! segment_keys {
             Argument::optional("mac_limit", Number, "most addresses that the segment learns"),
             Argument::optional("remote_mac_limit", Number, "most addresses that are learned behind each remote"),
             Argument::optional("neighbour_suppression", Flag, "whether known ARP and ND requests are answered"),
+            Argument::optional("mirror", Text, "port that gets copies of all frames"),
             Argument::optional("move_limit", Number, "moves after which an address is frozen; 0: any number"),
             Argument::optional("move_window", Number, "seconds in which moves are counted"),
             Argument::optional("freeze_time", Number, "seconds for which an address is frozen; 0: until it is removed"),

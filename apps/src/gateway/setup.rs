@@ -1,5 +1,6 @@
 use wirepath_pipeline::tables::{SEGMENT, UNDERLAY, VRF};
 use wirepath_pipeline::tunnel::GatewayConfig;
+use wirepath_pipeline::tunnel::config::SegmentConfig;
 use wirepath_pipeline::{PortInfo, Runtime};
 use wirepath_pmd::drivers::{DeviceKind, device_kind};
 use wirepath_pmd::port::{PortId, VlanTags};
@@ -67,7 +68,8 @@ impl Setup {
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
         let ports = (0..self.common.port_names().len()).filter_map(|index| Some((index, self.common.port(index)?)));
         for (index, port) in ports {
-            let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
+            let uses = |s: &SegmentConfig| s.attachments.iter().any(|a| a.port == index) || s.mirror == Some(index);
+            let attached = self.gateway.segments.iter().any(uses);
             let by_rule = self.common.rules.changeable || self.common.rules.use_port(PortId::new(index as u16));
             if index != self.gateway.underlay.port && !attached && !by_rule {
                 let message = format!(

@@ -127,6 +127,7 @@ macro_rules! segments {
             sticky: crate::segments::a_sticky_address_stays;
             isolated: crate::segments::isolated_hosts_reach_remotes;
             suppression: crate::segments::requests_are_answered;
+            mirror: crate::segments::a_mirror_shows_both_directions;
         })*
     };
 }

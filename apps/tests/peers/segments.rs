@@ -221,3 +221,25 @@ fn announce(from: &Namespace, address: &str) {
             .concat();
     from.frames("vx0").send(&frame).expect("sent");
 }
+
+/// The host behind the mirror sees each ping and its answer once, without tunnel headers.
+pub(crate) fn a_mirror_shows_both_directions(variant: Variant) {
+    let world = World::new(variant, 2, 1, 1500);
+    let config = world.ports() + &world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
+    let mut gateway = world.start_with(&(config + "mirror = \"lan1\"\n"));
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    let mut watcher = world.hosts[1].frames("eth0");
+    std::thread::sleep(QUIET);
+    watcher.drain();
+    assert!(pings(&world.hosts[0], &remote_address(0), 1000, 10));
+    let (near, far) = (world.hosts[0].mac("eth0"), world.remotes[0].mac("vx0"));
+    let (mut requests, mut answers) = (0, 0);
+    while let Some(frame) = watcher.receive(QUIET) {
+        let is_ping = frame.bytes.len() == 14 + 20 + 8 + 1000;
+        requests += usize::from(is_ping && frame.bytes[..6] == far && frame.bytes[6..12] == near);
+        answers += usize::from(is_ping && frame.bytes[..6] == near && frame.bytes[6..12] == far);
+    }
+    assert_eq!((requests, answers), (10, 10));
+    let summary = gateway.stop();
+    assert!(counter(&summary, "mirrored") >= 20, "{}", summary.json);
+}

@@ -18,6 +18,7 @@ use wirepath_wire::{EtherType, MacAddr, Vni};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
+use super::mirror::MIRROR;
 use super::move_damping;
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
@@ -210,6 +211,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &move_damping::MOVE_WINDOW,
         &move_damping::FREEZE_TIME,
         &suppression::SUPPRESSION,
+        &MIRROR,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
@@ -343,6 +345,8 @@ pub struct SegmentConfig {
     pub learn_rules: LearnRules,
     /// Suppression of ARP and ND requests.
     pub suppression: SuppressionConfig,
+    /// Index of the port that gets copies of all frames.
+    pub mirror: Option<usize>,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
     /// Router of the segment.
@@ -404,6 +408,8 @@ struct Reader<'p> {
     routing: Option<&'p RoutingConfig>,
     /// Segment of each port and VLAN.
     attached: HashMap<(usize, Option<u16>), String>,
+    /// Ports that mirror segments, with the positions of the keys.
+    mirrors: Vec<(usize, Span)>,
     remotes: usize,
 }
 
@@ -435,9 +441,19 @@ impl GatewayConfig {
             accepting: HashMap::new(),
             names: HashSet::new(),
             attached: HashMap::new(),
+            mirrors: Vec::new(),
             remotes: 0,
         };
         let segments = root.read_tables(&SEGMENT, |table| reader.segment(table));
+        for (port, span) in &reader.mirrors {
+            let name = ports.get(*port).copied().unwrap_or_default();
+            if reader.underlay.is_some_and(|underlay| underlay.port == *port) {
+                root.record(span.error(format!("\"{name}\" is the underlay port, expected a port of its own")));
+            } else if let Some((_, other)) = reader.attached.iter().find(|((attached, _), _)| attached == port) {
+                let message = format!("port \"{name}\" belongs to segment \"{other}\", expected a port of its own");
+                root.record(span.error(message));
+            }
+        }
         let (segments, mut routing) = (segments?, routing?);
         check_networks(root, &segments);
         routing.read_routes(root, &segments)?;
@@ -486,8 +502,8 @@ impl GatewayConfig {
     }
 }
 
-/// Returns the index of the port that the key `port` names.
-fn port_index(settings: &Settings<'_>, name: &str, ports: &[&str]) -> Result<usize> {
+/// Returns the index of the port that a key names.
+fn port_index(settings: &Settings<'_>, key: &'static str, name: &str, ports: &[&str]) -> Result<usize> {
     ports.iter().position(|port| *port == name).ok_or_else(|| {
         let near = wirepath_settings::nearest(name, ports);
         let hint = match near {
@@ -495,12 +511,12 @@ fn port_index(settings: &Settings<'_>, name: &str, ports: &[&str]) -> Result<usi
             None if ports.is_empty() => "there is none; write a table [[port]]".to_owned(),
             None => format!("there are \"{}\"", ports.join("\", \"")),
         };
-        settings.error_in("port", format!("found \"{name}\", expected the name of a port; {hint}"))
+        settings.error_in(key, format!("found \"{name}\", expected the name of a port; {hint}"))
     })
 }
 
 fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig> {
-    let port = table.read(&UNDERLAY_PORT).and_then(|name| port_index(table, &name, ports));
+    let port = table.read(&UNDERLAY_PORT).and_then(|name| port_index(table, "port", &name, ports));
     let port = table.collect(port);
     let listed = table.read(&ADDRESSES)?;
     if listed.len() > 64 {
@@ -609,6 +625,9 @@ impl Reader<'_> {
         let storm_limits = StormLimits::read(table)?;
         let learn_rules = LearnRules::read(table)?;
         let suppression = SuppressionConfig::read(table)?;
+        let mirror = table.read(&MIRROR)?;
+        let mirror = mirror.map(|name| port_index(table, MIRROR.name(), &name, self.ports)).transpose()?;
+        self.mirrors.extend(mirror.map(|port| (port, table.span(&MIRROR))));
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
         let vni = identifier(table, kind);
@@ -660,6 +679,7 @@ impl Reader<'_> {
             storm_limits,
             learn_rules,
             suppression,
+            mirror,
             statics,
             router,
         })
@@ -764,7 +784,7 @@ impl Reader<'_> {
     fn attachments(&mut self, table: &Settings<'_>, segment: &str, has_router: bool) -> Result<Vec<AttachmentConfig>> {
         table.renamed("attach", "ports")?;
         let attachments = table.read_tables(&PORTS, |at| {
-            let port = at.collect(at.read(&ATTACHED_PORT).and_then(|name| port_index(at, &name, self.ports)));
+            let port = at.collect(at.read(&ATTACHED_PORT).and_then(|name| port_index(at, "port", &name, self.ports)));
             let vlan = at.read(&ATTACHED_VLAN)?;
             let port_span = at.span(&ATTACHED_PORT);
             let rules = AttachmentRules::read(at)?;
@@ -880,7 +900,7 @@ fn statics(
             None => {
                 let name = entry.read(&STATIC_PORT)?;
                 let name = name.ok_or_else(|| entry.error_in(&STATIC_PORT, "expected the name of a port"))?;
-                let port = port_index(entry, &name, ports)?;
+                let port = port_index(entry, "port", &name, ports)?;
                 let vlan = entry.read(&STATIC_VLAN)?;
                 let at = attachments.iter().position(|a| a.port == port && a.vlan == vlan);
                 let message = || entry.error_in(&STATIC_PORT, "expected a port and VLAN of this segment's \"ports\"");

@@ -691,9 +691,12 @@ impl GatewayControl {
                     "flooded": s.flooded,
                     "unknown_unicast": s.unknown_unicast,
                     "storm_drops": {
-                        "broadcast": s.storm_drops[0], "multicast": s.storm_drops[1], "unknown_unicast": s.storm_drops[2]
+                        "broadcast": s.storm_drops[0],
+                        "multicast": s.storm_drops[1],
+                        "unknown_unicast": s.storm_drops[2],
                     },
                     "neighbour_replies": s.neighbour_replies,
+                    "mirrored": s.mirrored,
                     "too_big": s.too_big,
                     "told_too_big": s.icmp_too_big,
                     "learned": l.learned,

@@ -40,6 +40,8 @@ pub struct SegmentCounters {
     pub storm_drops: [Counter; 3],
     /// Replies to ARP and ND requests of local hosts.
     pub neighbour_replies: Counter,
+    /// Copies of frames for the mirror.
+    pub mirrored: Counter,
     /// Frames too long for the underlay.
     pub too_big: Counter,
     /// ICMP messages sent about frames that were too long.
@@ -75,6 +77,8 @@ pub struct SegmentStats {
     pub storm_drops: [u64; 3],
     /// Replies to ARP and ND requests of local hosts.
     pub neighbour_replies: u64,
+    /// Copies of frames for the mirror.
+    pub mirrored: u64,
     /// Frames too long for the underlay.
     pub too_big: u64,
     /// ICMP messages sent about frames that were too long.
@@ -107,6 +111,7 @@ impl SegmentStats {
             sum.flooded += counters.flooded.get();
             sum.unknown_unicast += counters.unknown_unicast.get();
             sum.storm_drops = std::array::from_fn(|kind| sum.storm_drops[kind] + counters.storm_drops[kind].get());
+            sum.mirrored += counters.mirrored.get();
             sum.neighbour_replies += counters.neighbour_replies.get();
             sum.too_big += counters.too_big.get();
             sum.icmp_too_big += counters.icmp_too_big.get();

@@ -179,7 +179,7 @@ impl View<'_> {
         }
         let here = |j: usize| Destination::Remote(source_remote[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
-        if context.is_tracing() {
+        if context.is_tracing() || self.layout.has_mirrors {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -418,6 +418,9 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
+        if self.layout.has_mirrors {
+            self.mirror(state, context, &packet, segment);
+        }
         let policy = self.layout.segments.get(usize::from(segment)).map(|s| s.inner_vlans);
         if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {
             return context.drop(packet, DropReason::InnerVlan);

@@ -173,7 +173,7 @@ impl View<'_> {
         tally.end(count_rx);
         let here = |j: usize| Destination::Attachment(source_at[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
-        if context.is_tracing() {
+        if context.is_tracing() || self.layout.has_mirrors {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -320,6 +320,9 @@ impl View<'_> {
                 }
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
+        }
+        if self.layout.has_mirrors {
+            self.mirror(state, context, &packet, attachment.segment);
         }
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);

@@ -50,6 +50,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::gauge("bindings", Unit::None, "IP addresses that ARP and ND suppression knows"),
         Column::counter("bindings_refused", Unit::None, "IP addresses not learned because of a limit or a fixed one"),
         Column::counter("neighbour_replies", Unit::Packets, "ARP and ND requests answered instead of flooded"),
+        Column::counter("mirrored", Unit::Packets, "Copies of frames sent to the mirror"),
         Column::counter("storm_broadcast", Unit::Packets, "Broadcast frames above their limit, dropped"),
         Column::counter("storm_multicast", Unit::Packets, "Multicast frames above their limit, dropped"),
         Column::counter("storm_unknown", Unit::Packets, "Unknown unicast frames above their limit, dropped"),
@@ -242,7 +243,7 @@ impl GatewayControl {
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
         row.extend([learn.frozen, learn.moves_refused].map(Value::from));
         row.extend([self.bindings.len_of(place.index).into(), learn.bindings_refused.into()]);
-        row.push(stats.neighbour_replies.into());
+        row.extend([stats.neighbour_replies.into(), stats.mirrored.into()]);
         row.extend(stats.storm_drops.map(Value::from));
         row
     }

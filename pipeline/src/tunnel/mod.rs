@@ -18,6 +18,7 @@
 //! - `policer`: rate limits of these packets.
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
+//! - `mirror`: copies of the frames of a segment.
 //! - `learning`: rules for learned addresses: limits, sticky places.
 //! - `move_damping`: addresses that move too often.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
@@ -48,6 +49,7 @@ pub mod kinds;
 mod learned;
 mod learning;
 mod listing;
+mod mirror;
 mod move_damping;
 pub mod neighbour;
 mod next_hops;

@@ -15,6 +15,7 @@ use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
 use super::kinds::TunnelKind;
 use super::learning::{AttachmentRules, LearnRules};
+use super::mirror::Mirror;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
 use super::router::{Interface, interfaces};
@@ -181,6 +182,8 @@ pub struct Segment {
     pub learn_rules: LearnRules,
     /// If true, workers answer ARP and ND requests of local hosts.
     pub neighbour_suppression: bool,
+    /// Gets copies of all frames.
+    pub(super) mirror: Option<Mirror>,
     /// Limits the frames that local ports flood.
     pub(super) storm_control: Arc<StormControl>,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
@@ -285,6 +288,8 @@ pub struct Layout {
     pub attachments: Vec<Attachment>,
     /// True if a segment watches ARP and ND messages.
     pub(super) watches_neighbours: bool,
+    /// True if a segment has a mirror.
+    pub(super) has_mirrors: bool,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -305,6 +310,7 @@ impl Layout {
             segments: Vec::new(),
             attachments: Vec::new(),
             watches_neighbours: false,
+            has_mirrors: false,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -321,7 +327,8 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, roles, vnis, in_use } = self;
+        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, roles, vnis, in_use } = self;
+        *has_mirrors = config.segments.iter().any(|segment| segment.mirror.is_some());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
@@ -363,6 +370,7 @@ impl Layout {
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,
+                mirror: segment.mirror.and_then(|index| ports.get(index)).map(Mirror::new),
                 storm_control: StormControl::new(segment.storm_limits, known.map(|known| &known.storm_control)),
                 new_remotes: known.map_or_else(
                     || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),
@@ -379,7 +387,7 @@ impl Layout {
             if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
-                segment.neighbour_suppression = false;
+                (segment.neighbour_suppression, segment.mirror) = (false, None);
             }
         }
     }

@@ -24,6 +24,8 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 
 pub(crate) const WAN: PortId = PortId::new(0);
 pub(crate) const LAN: PortId = PortId::new(1);
+/// A port of the gateways that have three.
+pub(crate) const SPARE: PortId = PortId::new(2);
 
 pub(crate) struct Lab {
     pub(crate) stepped: SteppedRuntime<Gateway>,

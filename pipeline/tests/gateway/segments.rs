@@ -4,7 +4,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::underlay::Addresses;
 use wirepath_wire::MacAddr;
 
-use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, WAN, frame, tagged, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, SPARE, WAN, frame, tagged, vxlan};
 
 const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 const GROUP: MacAddr = MacAddr([1, 0, 0x5e, 1, 2, 3]);
@@ -191,4 +191,27 @@ fn isolated_ports_reach_all_but_each_other() {
     assert_eq!(send(&mut lab, 3, host(5)), [false, true, false, false]);
     assert_eq!(send(&mut lab, 0, host(5)), [false; 4]);
     assert_eq!(lab.dropped(DropReason::IsolatedPort), 1);
+}
+
+#[test]
+fn a_mirror_gets_each_frame_once() {
+    let text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n[[segment]]\nvni = 42\n\
+                remotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\nmirror = 'spare'\n";
+    let mut lab = Lab::with_ports(text, &["wan", "lan", "spare"]).with_peer();
+    lab.settle();
+    let copies = |lab: &mut Lab| -> Vec<Vec<u8>> {
+        lab.settle().into_iter().filter(|(port, _)| *port == SPARE).map(|(_, bytes)| bytes).collect()
+    };
+    let (out, back) = (frame(FAR, HOST), frame(HOST, FAR));
+    for flooded in [true, false] {
+        lab.send(LAN, &out);
+        assert_eq!(copies(&mut lab), [out.clone()], "flooded: {flooded}");
+        lab.send(WAN, &vxlan(&peer(), &back));
+        assert_eq!(copies(&mut lab), [back.clone()]);
+    }
+    let stats = lab.control.segment_stats(0);
+    assert_eq!((stats.mirrored, stats.flooded, stats.overlay_tx.0, stats.local_tx.0), (4, 1, 2, 2));
+    // What comes from the mirror belongs to no segment.
+    lab.send(SPARE, &out);
+    assert_eq!((lab.settle().len(), lab.dropped(DropReason::NoSegment)), (0, 1));
 }
