@@ -49,7 +49,7 @@ impl GatewayControl {
         }
     }
 
-    fn segment_index(&self, name: &str) -> Result<u16, String> {
+    pub(super) fn segment_index(&self, name: &str) -> Result<u16, String> {
         let names: Vec<&str> = self.config.segments.iter().map(|segment| segment.name.as_str()).collect();
         let place = names.iter().position(|known| *known == name).and_then(|at| self.places.segments.get(at));
         place.map(|place| place.index).ok_or_else(|| match nearest(name, &names) {

@@ -336,13 +336,6 @@ impl View<'_> {
         if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
-        if self.is_watched(ethertype, packet.data()) {
-            let from = Destination::Attachment(from);
-            match self.watch_neighbours(state, context, packet, attachment.segment, from) {
-                Some(unanswered) => packet = unanswered,
-                None => return,
-            }
-        }
         // As on the fast path, so that all packets of a flow have one outer source port.
         let quick = packet.data().first_chunk().and_then(|h: &[u8; QUICK]| quick_flow(h, be64(h, 6) as u16));
         let flow = quick.unwrap_or_else(|| Flow::from_frame(packet.data(), packet.len(), &state.parser));
@@ -354,6 +347,13 @@ impl View<'_> {
         if segment.router.is_some() && !dst.is_unicast() {
             match self.offer_to_router(state, context, packet, attachment.segment) {
                 Some(returned) => packet = returned,
+                None => return,
+            }
+        }
+        if self.is_watched(ethertype, packet.data()) {
+            let from = Destination::Attachment(from);
+            match self.watch_neighbours(state, context, packet, attachment.segment, from) {
+                Some(unanswered) => packet = unanswered,
                 None => return,
             }
         }

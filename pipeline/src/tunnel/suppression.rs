@@ -28,7 +28,6 @@ use super::bindings::{Binding, BindingOrigin, Claim, Claimed};
 use super::config::Result;
 use super::control::GatewayControl;
 use super::encap::TX_OFFLOADS;
-use super::outer::TunnelId;
 use super::report::STAGE;
 use super::stage::{StageState, View};
 use super::tables::Destination;
@@ -379,25 +378,29 @@ impl GatewayControl {
     /// a learned binding, and holds until [`Self::remove_binding`]. Workers see it after the next tick.
     ///
     /// # Errors
-    /// If there is no segment with this identifier and `neighbour_suppression`.
+    /// If there is no segment of this name, or it has no `neighbour_suppression`.
     pub fn set_binding(
         &mut self,
-        id: TunnelId,
+        segment: &str,
         ip: IpAddr,
         mac: MacAddr,
         is_router: bool,
     ) -> std::result::Result<(), String> {
-        let index = self.layout.segment_of(id);
-        let enabled = |index: &u16| self.segment_config(*index).is_some_and(|it| it.suppression.enabled);
-        let index = index.filter(enabled).ok_or_else(|| format!("no segment {} with neighbour_suppression", id.id))?;
+        let index = self.segment_index(segment)?;
+        if !self.segment_config(index).is_some_and(|it| it.suppression.enabled) {
+            return Err(format!("segment \"{segment}\" has no neighbour_suppression"));
+        }
         self.bindings.set(index, ip, mac, is_router, BindingOrigin::External);
         Ok(())
     }
 
     /// Removes a binding that [`Self::set_binding`] has set.
-    pub fn remove_binding(&mut self, id: TunnelId, ip: IpAddr) {
-        if let Some(index) = self.layout.segment_of(id) {
-            self.bindings.remove(index, ip, BindingOrigin::External);
-        }
+    ///
+    /// # Errors
+    /// If there is no segment of this name.
+    pub fn remove_binding(&mut self, segment: &str, ip: IpAddr) -> std::result::Result<(), String> {
+        let index = self.segment_index(segment)?;
+        self.bindings.remove(index, ip, BindingOrigin::External);
+        Ok(())
     }
 }

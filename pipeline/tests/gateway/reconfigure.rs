@@ -52,7 +52,7 @@ fn rules(control: &GatewayControl) -> Vec<String> {
         let found = &layout.segments[usize::from(layout.segment_of(segment.tunnel_id()).unwrap())];
         let ports: Vec<_> = found.attachments.iter().map(|index| layout.attachments[*index as usize].rules).collect();
         let storm = found.storm_limits();
-        format!("{} {:?} {storm:?} {} {ports:?}", segment.vni, found.learn_rules, found.neighbour_suppression)
+        format!("{:?} {:?} {storm:?} {} {ports:?}", segment.vni, found.learn_rules, found.neighbour_suppression)
     };
     control.config().segments.iter().map(of_segment).collect()
 }

@@ -52,7 +52,8 @@ fn host(n: u32) -> MacAddr {
 
 #[test]
 fn full_limits_refuse_addresses_and_forward_their_frames() {
-    let mut lab = Lab::with_attachments("", TWO, "remotes = ['10.9.0.2']\nmac_limit = 25\nremote_mac_limit = 5").with_peer();
+    let mut lab =
+        Lab::with_attachments("", TWO, "remotes = ['10.9.0.2']\nmac_limit = 25\nremote_mac_limit = 5").with_peer();
     lab.settle();
     // Ten addresses of the port, then five of the remote, then as many as the segment still has room for.
     for n in 0..40 {

@@ -196,3 +196,23 @@ fn malformed_messages_are_flooded() {
     drop(lab);
     assert_eq!(pool.outstanding(), 0);
 }
+
+#[test]
+fn bindings_of_other_sources_hold_until_they_are_removed() {
+    let mut lab = Lab::new(&format!("{SUPPRESSED}\nname = 'blue'")).with_peer();
+    lab.settle();
+    let (near, far) = (host(HOST, 1), host(FAR, 9));
+    lab.control.set_binding("blue", ip("10.1.0.9"), FAR, false).unwrap();
+    assert!(lab.control.set_binding("bleu", ip("10.1.0.9"), FAR, false).unwrap_err().contains("blue"));
+    lab.settle();
+    // The host has a place as soon as one of its frames has come.
+    let request = near.solicitation(ip("10.1.0.9"), None).unwrap();
+    assert_eq!(from_port(&mut lab, &request).1, 1);
+    from_remote(&mut lab, &far.announcement(ip("10.1.0.7")));
+    assert_eq!(from_port(&mut lab, &request), (vec![reply(&far, &request)], 0));
+    from_remote(&mut lab, &host(MacAddr([2, 0, 0, 0, 2, 2]), 9).announcement(ip("10.1.0.9")));
+    assert_eq!(from_port(&mut lab, &request).0, [reply(&far, &request)], "messages do not override it");
+    lab.control.remove_binding("blue", ip("10.1.0.9")).unwrap();
+    lab.settle();
+    assert_eq!(from_port(&mut lab, &request).1, 1);
+}
