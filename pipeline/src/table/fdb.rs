@@ -497,7 +497,7 @@ mod tests {
         let domain = Domain::new();
         let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
         let limits = LearnLimits { segment: Some(3), destination: Some(2) };
-        let mut learn = |writer: &mut FdbWriter, i, to| writer.learn_within(key(i), to, 0, limits);
+        let learn = |writer: &mut FdbWriter, i, to| writer.learn_within(key(i), to, 0, limits);
         assert_eq!([1, 2, 3].map(|i| learn(&mut writer, i, 7)), [Learned::New, Learned::New, Learned::Full]);
         assert_eq!([3, 4].map(|i| learn(&mut writer, i, 8)), [Learned::New, Learned::Full], "the segment is full");
         assert_eq!(learn(&mut writer, 3, 7), Learned::Full, "no move either");
