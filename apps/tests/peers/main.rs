@@ -23,6 +23,7 @@ mod offload;
 mod ping;
 mod program;
 mod reload;
+mod routing;
 mod rules;
 mod segments;
 mod superframes;
@@ -98,6 +99,8 @@ everywhere! {
     rules_for_the_kernel: crate::rules::software_decides_for_the_kernel;
     rules_change: crate::rules::changed_while_it_runs;
     gateway_rules: crate::rules::gateway_list;
+    routing: crate::routing::reaches_every_segment;
+    routing_errors: crate::routing::errors_are_understood;
 }
 
 /// Checks of the gateway that do not depend on the mode of a driver.
@@ -154,6 +157,23 @@ geneve! {
     geneve_af_packet_ipv6, by("af_packet", true);
     geneve_af_xdp_ipv4, by("af_xdp", false);
     geneve_mlx5_ipv4, by("mlx5", false);
+}
+
+/// Streams through the router.
+macro_rules! routing {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            tcp: crate::routing::tcp_unharmed;
+        })*
+    };
+}
+
+routing! {
+    routing_af_packet_ipv4, by("af_packet", false);
+    routing_af_xdp_ipv6, by("af_xdp", true);
+    routing_mlx5_ipv4, by("mlx5", false);
 }
 
 gateway! {

@@ -122,6 +122,24 @@ impl Place {
                 ),
                 "static = [{ mac = \"02:00:00:00:00:01\"",
             ),
+            "vrf" => place(
+                true,
+                &format!("{segment}{lan}vrf = \"red\"\naddresses = [\"10.1.0.1/24\"]\n"),
+                "[[vrf]]\nname = \"red\"\n",
+            ),
+            "vrf.routes" => inline(
+                true,
+                &format!("{segment}{lan}addresses = [\"10.1.0.1/24\"]\n[[vrf]]\nname = \"default\"\n"),
+                "routes = [{ to = \"10.2.0.0/16\"",
+            ),
+            "vrf.routes.next_hops" => inline(
+                true,
+                &format!(
+                    "{segment}{lan}addresses = [\"10.1.0.1/24\"]\n[[vrf]]\nname = \"default\"\n\
+                     [[vrf.routes]]\nto = \"10.2.0.0/16\"\n"
+                ),
+                "next_hops = [{ via = \"10.1.0.9\"",
+            ),
             _ => None,
         }
     }

@@ -630,11 +630,13 @@ impl Reader<'_> {
         self.mirrors.extend(mirror.map(|port| (port, table.span(&MIRROR))));
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
-        let vni = identifier(table, kind);
+        // Without tunnels, the router alone connects the segment.
+        let is_local = router.is_some() && remotes.is_empty() && !accept_unknown_remotes;
+        let vni = identifier(table, kind, is_local);
         let name = name.unwrap_or_else(|| match vni {
             Ok(Some(vni)) => format!("vni{vni}"),
-            Ok(None) => kind.name.to_owned(),
-            Err(_) => table.path().to_owned(),
+            Ok(None) if !is_local => kind.name.to_owned(),
+            Ok(None) | Err(_) => table.path().to_owned(),
         });
         let attachments = table.collect(self.attachments(table, &name, router.is_some()));
         let vni = vni?;
@@ -813,10 +815,10 @@ impl Reader<'_> {
 }
 
 /// Returns the identifier in a segment's tunnel headers.
-fn identifier(table: &Settings<'_>, kind: &TunnelKind) -> Result<Option<u32>> {
+fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result<Option<u32>> {
     // The range of the kind, which may be wider than that of the key.
     let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
-    if vni.is_none() && kind.needs_id && !table.has_error(&VNI) {
+    if vni.is_none() && kind.needs_id && !is_local && !table.has_error(&VNI) {
         let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));
     }
