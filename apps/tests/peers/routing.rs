@@ -72,7 +72,8 @@ fn start(world: &World) -> Program {
             "[[segment]]\nname = \"transit\"\nvni = 900\nvrf = \"default\"\nremotes = [\"{local}\"]\n\
              router_mac = \"{ROUTER}\"\n\
              [[vrf]]\nname = \"default\"\nroutes = [\n  {{ to = \"10.4.0.0/24\", next_hops = [{hop}] }},\n  \
-             {{ to = \"fd04::/64\", next_hops = [{hop}] }},\n  {{ to = \"10.66.0.0/16\", discard = \"prohibit\" }},\n]\n"
+             {{ to = \"fd04::/64\", next_hops = [{hop}] }},\n  \
+             {{ to = \"10.66.0.0/16\", discard = \"prohibit\" }},\n]\n"
         );
     world.start_with(&config)
 }

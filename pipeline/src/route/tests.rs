@@ -247,7 +247,7 @@ fn insertions_stop_at_the_memory_limit() {
 }
 
 #[test]
-fn readers_see_the_old_or_the_new_route_while_routes_change() {
+fn readers_see_old_or_new_routes_during_changes() {
     let domain = Domain::new();
     let mut writer = RouteWriter::new(&domain, RouteLimits::default());
     let tables = writer.tables();

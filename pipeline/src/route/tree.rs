@@ -96,8 +96,8 @@ impl Direct {
 /// bitmap of the positions at which a run begins, the entry of each run, and the index of its record. Readers see
 /// blocks. An entry is [`NONE`], a value plus one in the upper 31 bits, or the index of a block with bit 0 set.
 ///
-/// A **record** holds the routes that end in a block: a bitmap of 128 bits, which has a bit for each node of a binary
-/// tree of six levels, and their values in the order of the bits. The key of a node is 1 for the root, and `2k` and
+/// A **record** holds the routes that end in a block: a bitmap of 128 bits, and values in the order
+/// of the bits. Each node of a binary tree of six levels has a bit. The key of a node is 1 for the root, and `2k` and
 /// `2k + 1` for the children of node `k`. Only the writer uses records.
 #[derive(Debug)]
 pub(super) struct Forest {

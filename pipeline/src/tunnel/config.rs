@@ -145,11 +145,10 @@ static STATIC: ConfigTable = ConfigTable {
 const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control characters")
     .absent("\"vni\" and the number, such as vni42; without number the kind")
     .about("Name of the segment in displays.");
-const VNI: Key<Integer<u32>> = Key::integer("vni", 0..=Vni::MAX as i64)
-    .absent("an error; for kind = \"gretap\" packets without a key")
-    .about(
-        "Network identifier in tunnel headers: VNI, VSID of NVGRE, or key of GRE, which has up to 32 bits. Each segment \
-         of a kind has another one.",
+const VNI: Key<Integer<u32>> =
+    Key::integer("vni", 0..=Vni::MAX as i64).absent("an error; for kind = \"gretap\" packets without a key").about(
+        "Network identifier in tunnel headers: VNI, VSID of NVGRE, or key of GRE, which has up to 32 bits. Each \
+         segment of a kind has another one.",
     );
 const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .list()

@@ -599,8 +599,8 @@ fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flo
     true
 }
 
-/// Adds the outer headers to packets with a congestion mark, for underlays with a VLAN tag or over IPv6, and for tunnel
-/// headers that are not plain. The class of `flow` has only the bits that are copied.
+/// Adds the outer headers to packets with a congestion mark, and for underlays with a VLAN tag or over IPv6. Tunnel
+/// headers that are not plain take this way too. The class of `flow` has only the bits that are copied.
 #[inline(never)]
 fn encapsulate_slow(
     packet: &mut Packet,

@@ -106,7 +106,8 @@ static ROUTES: ConfigTable = ConfigTable {
     keys: &[&TO, &VIA, &LOOKUP, &DISCARD],
     tables: || vec![&NEXT_HOPS],
     alternatives: true,
-    example: "routes = [{ to = \"10.2.0.0/16\", via = [\"10.1.0.9\"] }, { to = \"10.3.0.0/16\", discard = \"blackhole\" }]\n",
+    example: "routes = [{ to = \"10.2.0.0/16\", via = [\"10.1.0.9\"] }, \
+              { to = \"10.3.0.0/16\", discard = \"blackhole\" }]\n",
     ..ConfigTable::EMPTY
 };
 
@@ -430,8 +431,8 @@ pub(in crate::tunnel) fn check_networks(root: &Settings<'_>, segments: &[Segment
             };
             if let Some((_, other, name)) = known.iter().find(overlaps) {
                 let message = format!(
-                    "segment \"{}\": the network of {prefix} overlaps that of {other} in segment \"{name}\" of the same \
-                     VRF",
+                    "segment \"{}\": the network of {prefix} overlaps that of {other} in segment \"{name}\" of the \
+                     same VRF",
                     segment.name
                 );
                 root.record(root.error(message));

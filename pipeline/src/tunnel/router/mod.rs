@@ -19,7 +19,7 @@
 //! - `control`: the control thread's part: routes, neighbours of each segment, packets that wait for them.
 //!
 //! Neighbours that packets were sent to have host routes. A packet to another host of a connected network goes to the
-//! control thread, which resolves the address and returns the packet to a worker, to be routed again.
+//! control thread. That thread resolves the address and returns the packet to a worker, which routes it again.
 
 pub mod config;
 mod control;
