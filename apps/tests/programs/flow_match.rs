@@ -96,7 +96,7 @@ fn each_packet_with_its_rule_and_result() {
         "2  no rule   out of port wan",
         "3  rules 1, 7 copy out of port probe; mark 5; rewritten, 4 bytes longer; mark 5; out of port wan",
         "4  rule 2    out of port probe",
-        "5  rule 3    dropped (hop_limit): the TTL or hop limit is exhausted where a rule decrements it",
+        "5  rule 3    dropped (hop_limit): the TTL or hop limit is exhausted where a rule or a router decrements it",
         "6  rule 4    rewritten, 4 bytes longer; out of port wan",
         "7  rule 5    rewritten, 50 bytes shorter; out of port wan",
         "8  rule 8    dropped (rule_drop): a rule drops the packet",
