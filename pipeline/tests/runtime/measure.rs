@@ -95,8 +95,14 @@ fn workers_measure_only_while_somebody_wants_it() {
     let mut running = runtime.start(|_| cross).unwrap();
     let measurements: Vec<Measurement> = (0..8).map(|_| running.plane().start_measurement(None).unwrap()).collect();
     assert!(running.plane().start_measurement(None).is_err(), "too many");
+    // The worker takes its orders at its next turn, which comes late on a busy machine. Before, it does not measure.
+    let begin = Instant::now();
+    while running.plane().measuring() == 0 {
+        assert!(begin.elapsed() < TIMEOUT, "the worker has not taken its orders");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     drop(measurements);
-    // A worker returns its recording at its next turn, which comes late on a busy machine.
+    // It returns its recording in the same way.
     let deadline = Instant::now() + Duration::from_secs(30);
     while running.plane().measuring() > 0 {
         assert!(Instant::now() < deadline, "the workers have not given all recordings back");
