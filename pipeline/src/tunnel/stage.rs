@@ -76,7 +76,7 @@ pub struct GatewayTables {
     /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
     pub fdb: Arc<Fdb>,
     /// Routes of all VRFs; their values are indices of hops.
-    pub(super) routes: Arc<RouteTables>,
+    pub(super) routes: crate::sync::Arc<RouteTables>,
     /// Effects of the routes.
     pub(super) hops: Arc<Shared<Hops>>,
     /// IP addresses of the hosts in segments.

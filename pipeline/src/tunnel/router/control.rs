@@ -153,7 +153,7 @@ impl RouterControl {
     }
 
     /// Returns the routes that the workers read.
-    pub(in crate::tunnel) fn tables(&self) -> Arc<RouteTables> {
+    pub(in crate::tunnel) fn tables(&self) -> crate::sync::Arc<RouteTables> {
         self.writer.tables()
     }
 
