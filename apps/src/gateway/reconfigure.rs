@@ -1,7 +1,6 @@
 //! Changes of a gateway's configuration while it runs.
 
-use wirepath_pipeline::{ControlPlane, PortInfo};
-use wirepath_pmd::port::Offloads;
+use wirepath_pipeline::ControlPlane;
 use wirepath_settings::Source;
 
 use super::objects::OBJECTS;
@@ -58,7 +57,6 @@ impl Reconfigure for GatewayMonitor {
         _: ChangedParts,
         plane: &mut ControlPlane,
     ) -> Result<(), Failure> {
-        check_superframes(plane.ports(), &ports.after)?;
         check_running(&ports.after, &setup.gateway)?;
         let (old, new) = (&self.gateway.config().underlay, &setup.gateway.underlay);
         if old.addresses != new.addresses {
@@ -79,17 +77,5 @@ impl Reconfigure for GatewayMonitor {
 
     fn changed_rules(&self) -> Option<ChangedRules> {
         None
-    }
-}
-
-/// Refuses a new port that receives superframes if the others were started without segmentation in software.
-fn check_superframes(running: &[PortInfo], after: &[PortInfo]) -> Result<(), Failure> {
-    let receives = |port: &&PortInfo| !port.is_removed && port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES);
-    match after.iter().find(receives).filter(|_| !running.iter().any(|port| receives(&port))) {
-        None => Ok(()),
-        Some(PortInfo { name, .. }) => Err(Failure::usage(format!(
-            "port '{name}' has superframes = \"whole\" or gro = true, and no port had one of them at the start; \
-             restart the program, or set superframes = \"cut\" and gro = false for port '{name}'"
-        ))),
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wirepath_packet::counters::QueueCounters;
-use wirepath_pmd::port::{Capabilities, Port, PortId, RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::port::{Capabilities, Offloads, Port, PortId, RxQueue, StartedPort, TxQueue};
 
 use super::running::Presence;
 use super::summary::PortSummary;
@@ -165,6 +165,10 @@ impl ControlPlane {
             self.presence.push(Presence::Present);
             self.losses.push(0);
             self.rule_drops.push(0);
+        }
+        if new.info.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES) {
+            // Before any worker receives from the new port.
+            self.devices.iter_mut().flatten().for_each(Port::segment_superframes);
         }
         let can_wait = new.info.capabilities.can_wait;
         self.ports[at] = new.info.clone();

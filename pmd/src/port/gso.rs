@@ -1,5 +1,8 @@
 //! Segmentation in software for transmit queues whose device does not segment a superframe.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use wirepath_packet::offload::Flags;
 use wirepath_packet::superframe::{self, Cutter};
 use wirepath_packet::{Batch, HeaderLengths, Packet, Pool};
@@ -7,6 +10,33 @@ use wirepath_wire::L4Type;
 use wirepath_wire::tcp::flags::CWR;
 
 use super::TxDriver;
+
+/// Place where the control thread leaves software segmentation for a running queue.
+#[derive(Default)]
+pub(super) struct NewGso {
+    waits: AtomicBool,
+    parked: Mutex<Option<Box<SoftwareGso>>>,
+}
+
+impl NewGso {
+    /// Leaves it for the queue. The worker that gets a superframe by a message sent after this call finds it.
+    pub(super) fn leave(&self, gso: SoftwareGso) {
+        *self.parked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(gso));
+        self.waits.store(true, Ordering::Release);
+    }
+
+    /// Returns whether [`Self::take`] has something. One load.
+    #[inline(always)]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    pub(super) fn take(&self) -> Option<Box<SoftwareGso>> {
+        self.waits.store(false, Ordering::Relaxed);
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 /// Cuts superframes in front of a driver. It holds at most one superframe and one batch of frames.
 pub(super) struct SoftwareGso {
@@ -235,6 +265,23 @@ mod tests {
         let _ = batch.push(superframe(&pool, 800, 0));
         queue.transmit(&mut batch);
         assert_eq!(queue.counters().drops.get(DropReason::KernelOffload), 1);
+        assert_eq!((batch.len(), pool.outstanding()), (0, 0));
+    }
+
+    #[test]
+    fn a_running_queue_begins_to_cut() {
+        let pool = Pool::new("gso", 64).unwrap();
+        let (sent, frames) = std::sync::mpsc::channel();
+        let driver = Slow { most: 64, sent, counters: Arc::default() };
+        let mut queue = TxQueue::new(Box::new(driver), PortId::new(0), 0, "p");
+        let mut batch: Batch = [tcp(&pool, 1)].into_iter().collect();
+        queue.transmit(&mut batch);
+        queue.new_gso().leave(SoftwareGso::new(pool.clone(), false));
+        let _ = batch.push(superframe(&pool, 1000, 200));
+        queue.transmit(&mut batch);
+        queue.reclaim();
+        assert_eq!(frames.try_iter().map(|frame| frame.len()).collect::<Vec<_>>(), [55, 254, 254, 254, 254, 254]);
+        assert_eq!(queue.counters().segmented.get(), 1);
         assert_eq!((batch.len(), pool.outstanding()), (0, 0));
     }
 

@@ -30,6 +30,7 @@ pub use kernel::{KernelPunt, KernelRule};
 pub use queue::{RxDriver, RxQueue, TxDriver, TxQueue, bytes_of};
 pub use wirepath_packet::PortId;
 
+use gso::{NewGso, SoftwareGso};
 use reattach::{Presence, QueueSlot};
 use wirepath_flow::Rule;
 use wirepath_packet::Pool;
@@ -204,6 +205,12 @@ impl PortConfig {
         Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, gro: false, pool }
     }
 
+    /// Adds the capabilities that a port has by its configuration.
+    fn add_to(&self, device: Capabilities) -> Capabilities {
+        let added = if self.gro { Offloads::RX_SUPERFRAMES } else { Offloads::NONE };
+        Capabilities { offloads: device.offloads.with(added), ..device }
+    }
+
     /// Checks the configuration against the capabilities of a device.
     pub fn check(&self, limits: &Capabilities) -> Result<(), PortError> {
         let check = |resource: &'static str, requested: u64, range: std::ops::RangeInclusive<u64>| {
@@ -268,6 +275,8 @@ pub struct Port {
     presence: Presence,
     rx: Vec<QueueSlot<Box<dyn RxDriver>>>,
     tx: Vec<QueueSlot<Box<dyn TxDriver>>>,
+    /// Of each transmit queue.
+    new_gso: Vec<Arc<NewGso>>,
 }
 
 /// Result of [`ConfiguredPort::start`].
@@ -312,11 +321,7 @@ impl OpenPort {
 impl ConfiguredPort {
     /// Capabilities of the device, and those that the configuration adds.
     pub fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.device.capabilities();
-        if self.config.gro {
-            capabilities.offloads = capabilities.offloads.with(Offloads::RX_SUPERFRAMES);
-        }
-        capabilities
+        self.config.add_to(self.device.capabilities())
     }
 
     /// Segments superframes in software that the device does not segment. For ports to which packets of a port
@@ -345,6 +350,7 @@ impl ConfiguredPort {
             presence: Presence::Present,
             rx: rx.iter().map(|q| slot(q.counters(), q.handoff())).collect(),
             tx: tx.iter().map(|q| slot(q.counters(), q.handoff())).collect(),
+            new_gso: tx.iter().map(|queue| Arc::clone(queue.new_gso())).collect(),
             name: self.name,
             device: self.device,
             config: self.config,
@@ -385,9 +391,21 @@ impl Port {
         &self.config
     }
 
-    /// Capabilities of the device, and the mode that it runs in.
+    /// Capabilities of the device and those that the configuration adds, and the mode that the port runs in.
     pub fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
+        self.config.add_to(self.device.capabilities())
+    }
+
+    /// Does what [`ConfiguredPort::segment_superframes`] does, while workers use the queues. They cut the superframes
+    /// of all messages that are sent to them after this call.
+    pub fn segment_superframes(&mut self) {
+        if std::mem::replace(&mut self.software_gso, true) {
+            return;
+        }
+        let device_segments = self.device.capabilities().offloads.contains(Offloads::TX_SEGMENT);
+        for queue in &self.new_gso {
+            queue.leave(SoftwareGso::new(self.config.pool.clone(), device_segments));
+        }
     }
 
     /// Reads the link state.

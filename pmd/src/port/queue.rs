@@ -3,7 +3,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::PortId;
-use super::gso::SoftwareGso;
+use super::gso::{NewGso, SoftwareGso};
 use super::handoff::RingHandoff;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
@@ -106,6 +106,8 @@ pub struct TxQueue {
     inner: Option<Box<dyn TxDriver>>,
     /// Present if superframes may reach the queue.
     gso: Option<Box<SoftwareGso>>,
+    /// Where the control thread leaves it for a queue that works without.
+    new_gso: Arc<NewGso>,
     handoff: Arc<TxHandoff>,
     counters: Arc<QueueCounters>,
     port: PortId,
@@ -190,13 +192,19 @@ impl TxQueue {
     pub(crate) fn new(inner: Box<dyn TxDriver>, port: PortId, index: u16, name: &str) -> Self {
         let counters = Arc::clone(inner.counters());
         let handoff = Arc::new(RingHandoff::new());
-        Self { inner: Some(inner), gso: None, handoff, counters, port, index, name: name.to_owned() }
+        let new_gso = Arc::default();
+        Self { inner: Some(inner), gso: None, new_gso, handoff, counters, port, index, name: name.to_owned() }
     }
 
     /// Segments superframes that the driver does not segment, in buffers of `pool`.
     /// `device_segments`: the device segments TCP outside tunnels.
     pub(super) fn with_software_gso(self, pool: &Pool, device_segments: bool) -> Self {
         Self { gso: Some(Box::new(SoftwareGso::new(pool.clone(), device_segments))), ..self }
+    }
+
+    /// Returns the place where [`Self::sync`] finds software segmentation that is added later.
+    pub(super) fn new_gso(&self) -> &Arc<NewGso> {
+        &self.new_gso
     }
 
     /// Transmits packets from the front of `batch` and leaves those that the device does not accept now.
@@ -234,6 +242,9 @@ impl TxQueue {
     /// [`Self::reclaim`] do it too; a queue that is not in use must be synchronized, or its port cannot return.
     #[inline]
     pub fn sync(&mut self) {
+        if self.new_gso.is_waiting() {
+            self.gso = self.new_gso.take().or_else(|| self.gso.take());
+        }
         if self.handoff.needs_poll() {
             self.poll_handoff();
         }
