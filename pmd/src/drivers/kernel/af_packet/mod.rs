@@ -21,6 +21,7 @@ mod ring;
 mod rx;
 mod rx_whole;
 mod socket;
+mod tunnel_gso;
 mod tx;
 
 use std::io;
@@ -282,6 +283,8 @@ struct Running {
     receivers: Vec<Arc<Socket>>,
     /// BPF link of the drop program; the kernel gets no frames while it is open.
     exclusive: Option<ProgramLink>,
+    /// BPF link of the program for superframes in tunnels.
+    _tunnels: Option<ProgramLink>,
     notes: Vec<String>,
     blocks: usize,
 }
@@ -351,18 +354,23 @@ impl AfPacketDevice {
         Ok(receivers)
     }
 
-    fn sender(&self, config: &PortConfig) -> Result<Sender, PortError> {
+    /// Makes a transmit queue. `by_program`: the kernel takes superframes in tunnels ([`tunnel_gso`]).
+    fn sender(&self, config: &PortConfig, by_program: bool) -> Result<Sender, PortError> {
         let socket = Socket::new().map_err(|e| raw_socket_error(&self.options.device, e))?;
         let on: libc::c_int = 1;
         socket.set_option(libc::PACKET_QDISC_BYPASS, &on).map_err(self.system_error("PACKET_QDISC_BYPASS"))?;
         // The kernel charges about this much for a full-size frame with its buffer and metadata. The default
         // holds fewer than 300 frames.
         let bytes = (config.depth as usize).saturating_mul(4096).clamp(1 << 20, 256 << 20);
-        socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
-        socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
-        socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
+        let tunnels = by_program.then(tunnel_gso::socket).transpose();
+        let tunnels = tunnels.map_err(self.system_error("opening a socket with a mark"))?;
+        for socket in tunnels.iter().chain([&socket]) {
+            socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
+            socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
+            socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
+        }
         let max_frame = usize::from(config.mtu) + HEADERS;
-        Ok(Sender::new(socket, Arc::clone(&self.link_probe), max_frame))
+        Ok(Sender::new(socket, tunnels, Arc::clone(&self.link_probe), max_frame))
     }
 
     /// Starts the port on the interface that has the configured name now.
@@ -389,9 +397,22 @@ impl AfPacketDevice {
                 None
             }
         };
+        // Other queueing disciplines might change the order of frames, and hardware without this kind of segmentation
+        // gains nothing.
+        let may_attach = self.interface.is_veth && self.interface.is_noqueue;
+        let tunnels = match may_attach.then(|| tunnel_gso::attach(&self.interface)).transpose() {
+            Ok(link) => link,
+            Err(error) => {
+                notes.push(format!(
+                    "superframes in tunnels become datagrams, which costs the receiver more: attaching a program at tc \
+                     egress (Linux 6.6) failed: {error}"
+                ));
+                None
+            }
+        };
         let mut queues = Queues::default();
         for _ in 0..config.tx_queues {
-            queues.tx.push(Box::new(self.sender(config)?));
+            queues.tx.push(Box::new(self.sender(config, tunnels.is_some())?));
         }
         let take = if config.promiscuous { Filter::AcceptAll } else { Filter::ThisHost };
         for (socket, _) in &receivers {
@@ -405,7 +426,7 @@ impl AfPacketDevice {
                 None => Box::new(WholeReceiver::new(socket, offload)),
             });
         }
-        self.running = Some(Running { receivers: running, exclusive, notes, blocks });
+        self.running = Some(Running { receivers: running, exclusive, _tunnels: tunnels, notes, blocks });
         Ok(queues)
     }
 

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use super::socket::Socket;
+use super::tunnel_gso;
 use crate::drivers::kernel::common::datagrams::{self, Part};
 use crate::drivers::kernel::common::link_probe::LinkProbe;
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
@@ -42,6 +43,8 @@ static COMPLETE: [u8; vnet_hdr::HEADER] = [0; vnet_hdr::HEADER];
 /// Transmit queue on one socket.
 pub(super) struct Sender {
     socket: Socket,
+    /// Sends superframes in tunnels, if the kernel takes them whole.
+    tunnels: Option<Socket>,
     link_probe: Arc<LinkProbe>,
     /// Length of the longest frame that a superframe is cut into, in bytes.
     max_frame: usize,
@@ -114,17 +117,20 @@ impl Burst {
 unsafe impl Send for Sender {}
 
 impl Sender {
-    pub(super) fn new(socket: Socket, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
+    pub(super) fn new(socket: Socket, tunnels: Option<Socket>, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
         // SAFETY: zero bytes are valid for `mmsghdr`, `iovec` and integers: no name, no control data, no buffers.
         let burst = unsafe { Box::new(zeroed()) };
         let scratch = vec![0; SCRATCH].into_boxed_slice();
-        Self { socket, link_probe, max_frame, cuts_datagrams: true, burst, scratch, counters: Arc::default() }
+        let counters = Arc::default();
+        Self { socket, tunnels, link_probe, max_frame, cuts_datagrams: true, burst, scratch, counters }
     }
 
-    /// Fills messages for packets from the front of the batch, as many as fit. An error concerns the first
-    /// packet, which can never be sent.
+    /// Fills messages for packets from the front of the batch, as many as fit. Returns their number, and whether they
+    /// go through the socket for tunnels. An error concerns the first packet, which can never be sent.
     #[inline]
-    fn fill_messages(&mut self, batch: &mut Batch) -> Result<usize, DropReason> {
+    fn fill_messages(&mut self, batch: &mut Batch) -> Result<(usize, bool), DropReason> {
+        let by_program = self.tunnels.is_some();
+        let mut through_tunnels = false;
         let burst = &mut *self.burst;
         (burst.used_messages, burst.used_segments) = (0, 0);
         let mut scratch = &mut self.scratch[..];
@@ -132,22 +138,30 @@ impl Sender {
             let before = burst.used_messages;
             let pushed = if packet.flags().contains(Flags::TX_SEGMENT) {
                 let rest = std::mem::take(&mut scratch);
-                push_superframe(burst, packet, self.max_frame, rest).map(|rest| scratch = rest)
+                let pushed = push_superframe(burst, packet, self.max_frame, by_program, rest);
+                pushed.map(|(rest, tunnel)| {
+                    scratch = rest;
+                    tunnel
+                })
             } else {
                 match sw_offload::apply(packet) {
                     Ok(()) if packet.len() < ETHERNET => Err(DropReason::TooShort),
-                    Ok(()) => burst.push_packet(packet, None).ok_or(DropReason::TxError),
+                    Ok(()) => burst.push_packet(packet, None).map(|()| false).ok_or(DropReason::TxError),
                     Err(reason) => Err(reason),
                 }
             };
-            if let Err(reason) = pushed {
-                burst.used_messages = before;
-                return if n == 0 { Err(reason) } else { Ok(before) };
+            match pushed {
+                Ok(tunnel) if n == 0 || tunnel == through_tunnels => through_tunnels = tunnel,
+                Err(reason) if n == 0 => return Err(reason),
+                _ => {
+                    burst.used_messages = before;
+                    return Ok((before, through_tunnels));
+                }
             }
             burst.packets[before..burst.used_messages].fill(n as u8);
             burst.packets[burst.used_messages - 1] = n as u8 + 1;
         }
-        Ok(burst.used_messages)
+        Ok((burst.used_messages, through_tunnels))
     }
 
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
@@ -161,14 +175,15 @@ impl TxDriver for Sender {
     fn transmit(&mut self, batch: &mut Batch) {
         let mut sent = 0;
         while !batch.is_empty() {
-            let n = match self.fill_messages(batch) {
-                Ok(n) => n,
+            let (n, through_tunnels) = match self.fill_messages(batch) {
+                Ok(filled) => filled,
                 Err(reason) => {
                     self.drop_front(batch, 1, reason);
                     continue;
                 }
             };
-            let fd = self.socket.as_fd().as_raw_fd();
+            let socket = self.tunnels.as_ref().filter(|_| through_tunnels).unwrap_or(&self.socket);
+            let fd = socket.as_fd().as_raw_fd();
             // SAFETY: the first `n` messages point to segments of packets in the batch, to headers in `burst` and
             // in `scratch`, which live until after the call.
             let rc = unsafe { libc::sendmmsg(fd, self.burst.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
@@ -215,7 +230,10 @@ impl TxDriver for Sender {
         let Some(parsed) = superframe::parse(packet, None) else { return false };
         match parsed.inner() {
             None => parsed.outer().l4_type() == L4Type::Tcp,
-            Some(_) => self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS),
+            Some(_) => {
+                (self.tunnels.is_some() && tunnel_gso::fits(packet, &parsed))
+                    || (self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS))
+            }
         }
     }
 
@@ -237,14 +255,16 @@ fn is_tunnel_superframe(packet: &Packet) -> bool {
     is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.inner().is_some())
 }
 
-/// Adds a superframe. Returns the rest of `scratch`.
+/// Adds a superframe. Returns the rest of `scratch`, and whether the frame is one for the socket for tunnels, which
+/// exists if `by_program` is set.
 #[inline(never)]
 fn push_superframe<'a>(
     burst: &mut Burst,
     packet: &'a mut Packet,
     max_frame: usize,
+    by_program: bool,
     scratch: &'a mut [u8],
-) -> Result<&'a mut [u8], DropReason> {
+) -> Result<(&'a mut [u8], bool), DropReason> {
     if let Some(tci) = packet.vlan() {
         sw_offload::insert_vlan_tag(packet, tci, packet.flags().contains(Flags::VLAN_SERVICE))?;
         packet.clear_vlan();
@@ -253,14 +273,15 @@ fn push_superframe<'a>(
         return Err(DropReason::TooLong);
     }
     let parsed = superframe::parse(packet, None).ok_or(DropReason::KernelOffload)?;
-    if parsed.inner().is_none() {
+    let tunnel = by_program && parsed.inner().is_some() && tunnel_gso::fits(packet, &parsed);
+    if tunnel || parsed.inner().is_none() {
         let header = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
         burst.push_packet(packet, Some(header)).ok_or(DropReason::TxError)?;
-        return Ok(scratch);
+        return Ok((scratch, tunnel));
     }
     let written = datagrams::write(packet, &parsed, scratch, |part| match part {
         Part::Frame(header) => burst.begin(Some(header)),
         Part::Bytes(bytes) => burst.push(bytes),
     });
-    written.ok_or(DropReason::KernelOffload)
+    Ok((written.ok_or(DropReason::KernelOffload)?, false))
 }

@@ -153,6 +153,8 @@ pub(crate) enum ProgramKind {
     Xdp,
     /// Runs at the tc ingress hook (TCX, Linux 6.6).
     TcxIngress,
+    /// Runs at the tc egress hook (TCX, Linux 6.6).
+    TcxEgress,
 }
 
 impl ProgramKind {
@@ -161,6 +163,7 @@ impl ProgramKind {
         match self {
             Self::Xdp => (6, 37),
             Self::TcxIngress => (3, 46),
+            Self::TcxEgress => (3, 47),
         }
     }
 }

@@ -12,6 +12,7 @@ const RTM_GETLINK: u16 = 18;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_QDISC: u16 = 6;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_LINKINFO: u16 = 18;
@@ -66,6 +67,10 @@ pub(crate) struct Interface {
     pub(crate) dropped: Dropped,
     /// State of a TAP interface; `None` for other interfaces.
     pub(crate) tap: Option<Tap>,
+    /// True for an end of a virtual cable (veth(4)).
+    pub(crate) is_veth: bool,
+    /// True if frames do not wait in a queueing discipline (tc(8), `noqueue`).
+    pub(crate) is_noqueue: bool,
 }
 
 /// A TAP interface as `RTM_GETLINK` reports it (Linux 4.16).
@@ -226,6 +231,11 @@ impl Interface {
             xdp,
             dropped: Dropped::read(body).unwrap_or_default(),
             tap: Tap::read(attributes),
+            is_noqueue: attributes.find(IFLA_QDISC).is_some_and(|name| read_string(name) == "noqueue"),
+            is_veth: attributes
+                .find(IFLA_LINKINFO)
+                .map(Attributes)
+                .is_some_and(|info| info.find(IFLA_INFO_KIND).is_some_and(|kind| read_string(kind) == "veth")),
         })
     }
 
