@@ -275,7 +275,7 @@ pub struct Port {
     presence: Presence,
     rx: Vec<QueueSlot<Box<dyn RxDriver>>>,
     tx: Vec<QueueSlot<Box<dyn TxDriver>>>,
-    /// Of each transmit queue.
+    /// Places for software segmentation, one for each transmit queue.
     new_gso: Vec<Arc<NewGso>>,
 }
 

@@ -31,10 +31,11 @@ use ring::{BLOCK, Ring, blocks_for};
 use rx::Receiver;
 use rx_whole::WholeReceiver;
 use socket::{Fanout, Filter, Socket};
-use tx::Sender;
+use tx::{Sender, Sockets};
 
 use super::common::assembler::{Assembler, Register};
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
+use super::common::ethtool;
 use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
@@ -60,7 +61,7 @@ const MAX_QUEUES: u16 = 64;
 type BoundReceiver = (Arc<Socket>, Option<Ring>);
 
 /// Offloads of every interface.
-const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::TX_SEGMENT);
+const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS);
 
 const EXCLUSIVE: Key<WithDefault<Flag>> = Key::flag("exclusive")
     .default(true)
@@ -197,12 +198,14 @@ impl Options {
             loaded.map_or_else(|error| drop_program_error(&self.device, error).map(drop), |_| Ok(()))?;
         }
         let (link_probe, link_monitor) = watch_interface(&interface)?;
+        let segments_tcp = segments_tcp(&interface);
         Ok(AfPacketDevice {
             options: self,
             namespace: Namespace::current(),
             interface,
             link_probe,
             link_monitor,
+            segments_tcp,
             running: None,
             totals: Totals::default(),
         })
@@ -214,6 +217,11 @@ fn watch_interface(interface: &Interface) -> Result<(Arc<LinkProbe>, LinkMonitor
     let watching = |e| system_error(NAME, &interface.name, "watching the interface", e);
     let link_monitor = LinkMonitor::new(interface).map_err(watching)?;
     Ok((Arc::new(LinkProbe::new(interface.index).map_err(watching)?), link_monitor))
+}
+
+/// Returns whether plain TCP superframes can be sent through the interface ([`tx`]).
+fn segments_tcp(interface: &Interface) -> bool {
+    interface.is_noqueue || ethtool::segments_tcp(&interface.name).unwrap_or(false)
 }
 
 /// Loads the program that drops the frames behind the tap.
@@ -274,6 +282,8 @@ struct AfPacketDevice {
     interface: Interface,
     link_probe: Arc<LinkProbe>,
     link_monitor: LinkMonitor,
+    /// The device or the kernel segments plain TCP superframes that a queue sends.
+    segments_tcp: bool,
     running: Option<Running>,
     totals: Totals,
 }
@@ -354,23 +364,26 @@ impl AfPacketDevice {
         Ok(receivers)
     }
 
-    /// Makes a transmit queue. `by_program`: the kernel takes superframes in tunnels ([`tunnel_gso`]).
-    fn sender(&self, config: &PortConfig, by_program: bool) -> Result<Sender, PortError> {
+    /// Makes a transmit queue. `has_program`: the kernel takes superframes in tunnels ([`tunnel_gso`]).
+    fn sender(&self, config: &PortConfig, has_program: bool) -> Result<Sender, PortError> {
         let socket = Socket::new().map_err(|e| raw_socket_error(&self.options.device, e))?;
         let on: libc::c_int = 1;
         socket.set_option(libc::PACKET_QDISC_BYPASS, &on).map_err(self.system_error("PACKET_QDISC_BYPASS"))?;
         // The kernel charges about this much for a full-size frame with its buffer and metadata. The default
         // holds fewer than 300 frames.
         let bytes = (config.depth as usize).saturating_mul(4096).clamp(1 << 20, 256 << 20);
-        let tunnels = by_program.then(tunnel_gso::socket).transpose();
+        let superframes = self.interface.is_noqueue.then(Socket::new).transpose();
+        let superframes = superframes.map_err(|e| raw_socket_error(&self.options.device, e))?;
+        let tunnels = has_program.then(tunnel_gso::socket).transpose();
         let tunnels = tunnels.map_err(self.system_error("opening a socket with a mark"))?;
-        for socket in tunnels.iter().chain([&socket]) {
+        for socket in superframes.iter().chain(&tunnels).chain([&socket]) {
             socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
             socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
         }
         let max_frame = usize::from(config.mtu) + HEADERS;
-        Ok(Sender::new(socket, tunnels, Arc::clone(&self.link_probe), max_frame))
+        let sockets = Sockets { plain: socket, superframes, tunnels, segments_tcp: self.segments_tcp };
+        Ok(Sender::new(sockets, Arc::clone(&self.link_probe), max_frame))
     }
 
     /// Starts the port on the interface that has the configured name now.
@@ -380,6 +393,7 @@ impl AfPacketDevice {
         let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
         self.totals.interface = self.totals.interface.plus(dropped);
+        self.segments_tcp = segments_tcp(&self.interface);
         check_mtu(NAME, &self.interface, config.mtu)?;
         let blocks = blocks_for(config.depth);
         let receivers = self.receivers(config, blocks)?;
@@ -462,9 +476,10 @@ impl Device for AfPacketDevice {
             mtu: Some(self.interface.mtu),
             max_rx_queues: MAX_QUEUES,
             max_tx_queues: MAX_QUEUES,
-            offloads: match self.options.keep_superframes {
-                true => OFFLOADS.with(Offloads::RX_SUPERFRAMES),
-                false => OFFLOADS,
+            offloads: {
+                let received = if whole { Offloads::RX_SUPERFRAMES } else { Offloads::NONE };
+                let sent = if self.segments_tcp { Offloads::TX_SEGMENT } else { Offloads::NONE };
+                OFFLOADS.with(received).with(sent)
             },
             max_tx_segments: 1024,
             numa_node: self.interface.numa_node(),

@@ -7,6 +7,10 @@
 //! them to the receiver. On veth each frame is then copied again, into new pages, where the namespaces meet.
 //! All slots of a ring have one size, so frames of 9216 bytes and chains would need slots of 16 KiB. sendmmsg
 //! gathers chains of any shape and copies once.
+//!
+//! Frames bypass the queueing discipline. On that way the kernel drops superframes that the device does not segment
+//! (`__dev_direct_xmit` in net/core/dev.c). So superframes take the usual way, if there is no queueing discipline that
+//! could change the order. Else only plain TCP superframes go out whole, to a device that segments them.
 
 use std::any::Any;
 use std::io;
@@ -40,11 +44,29 @@ const ETHERNET: usize = 14;
 /// `virtio_net_hdr` of a complete frame.
 static COMPLETE: [u8; vnet_hdr::HEADER] = [0; vnet_hdr::HEADER];
 
-/// Transmit queue on one socket.
+/// Sockets of a transmit queue.
+pub(super) struct Sockets {
+    /// Bypasses the queueing discipline.
+    pub(super) plain: Socket,
+    /// Sends superframes, which the kernel segments for every device.
+    pub(super) superframes: Option<Socket>,
+    /// Sends superframes in tunnels, which [`tunnel_gso`] describes to the kernel.
+    pub(super) tunnels: Option<Socket>,
+    /// The device or the kernel segments plain TCP.
+    pub(super) segments_tcp: bool,
+}
+
+/// Socket that a frame goes through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Plain,
+    Superframes,
+    Tunnels,
+}
+
+/// Transmit queue.
 pub(super) struct Sender {
-    socket: Socket,
-    /// Sends superframes in tunnels, if the kernel takes them whole.
-    tunnels: Option<Socket>,
+    sockets: Sockets,
     link_probe: Arc<LinkProbe>,
     /// Length of the longest frame that a superframe is cut into, in bytes.
     max_frame: usize,
@@ -117,20 +139,21 @@ impl Burst {
 unsafe impl Send for Sender {}
 
 impl Sender {
-    pub(super) fn new(socket: Socket, tunnels: Option<Socket>, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
+    pub(super) fn new(sockets: Sockets, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
         // SAFETY: zero bytes are valid for `mmsghdr`, `iovec` and integers: no name, no control data, no buffers.
         let burst = unsafe { Box::new(zeroed()) };
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         let counters = Arc::default();
-        Self { socket, tunnels, link_probe, max_frame, cuts_datagrams: true, burst, scratch, counters }
+        let cuts_datagrams = sockets.superframes.is_some();
+        Self { sockets, link_probe, max_frame, cuts_datagrams, burst, scratch, counters }
     }
 
-    /// Fills messages for packets from the front of the batch, as many as fit. Returns their number, and whether they
-    /// go through the socket for tunnels. An error concerns the first packet, which can never be sent.
+    /// Fills messages for packets from the front of the batch that go through one socket, as many as fit. Returns
+    /// their number, and the socket. An error concerns the first packet, which can never be sent.
     #[inline]
-    fn fill_messages(&mut self, batch: &mut Batch) -> Result<(usize, bool), DropReason> {
-        let by_program = self.tunnels.is_some();
-        let mut through_tunnels = false;
+    fn fill_messages(&mut self, batch: &mut Batch) -> Result<(usize, Way), DropReason> {
+        let has_program = self.sockets.tunnels.is_some();
+        let mut way = Way::Plain;
         let burst = &mut *self.burst;
         (burst.used_messages, burst.used_segments) = (0, 0);
         let mut scratch = &mut self.scratch[..];
@@ -138,30 +161,30 @@ impl Sender {
             let before = burst.used_messages;
             let pushed = if packet.flags().contains(Flags::TX_SEGMENT) {
                 let rest = std::mem::take(&mut scratch);
-                let pushed = push_superframe(burst, packet, self.max_frame, by_program, rest);
-                pushed.map(|(rest, tunnel)| {
+                let pushed = push_superframe(burst, packet, self.max_frame, has_program, rest);
+                pushed.map(|(rest, way)| {
                     scratch = rest;
-                    tunnel
+                    way
                 })
             } else {
                 match sw_offload::apply(packet) {
                     Ok(()) if packet.len() < ETHERNET => Err(DropReason::TooShort),
-                    Ok(()) => burst.push_packet(packet, None).map(|()| false).ok_or(DropReason::TxError),
+                    Ok(()) => burst.push_packet(packet, None).map(|()| Way::Plain).ok_or(DropReason::TxError),
                     Err(reason) => Err(reason),
                 }
             };
             match pushed {
-                Ok(tunnel) if n == 0 || tunnel == through_tunnels => through_tunnels = tunnel,
+                Ok(this) if n == 0 || this == way => way = this,
                 Err(reason) if n == 0 => return Err(reason),
                 _ => {
                     burst.used_messages = before;
-                    return Ok((before, through_tunnels));
+                    return Ok((before, way));
                 }
             }
             burst.packets[before..burst.used_messages].fill(n as u8);
             burst.packets[burst.used_messages - 1] = n as u8 + 1;
         }
-        Ok((burst.used_messages, through_tunnels))
+        Ok((burst.used_messages, way))
     }
 
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
@@ -175,14 +198,19 @@ impl TxDriver for Sender {
     fn transmit(&mut self, batch: &mut Batch) {
         let mut sent = 0;
         while !batch.is_empty() {
-            let (n, through_tunnels) = match self.fill_messages(batch) {
+            let (n, way) = match self.fill_messages(batch) {
                 Ok(filled) => filled,
                 Err(reason) => {
                     self.drop_front(batch, 1, reason);
                     continue;
                 }
             };
-            let socket = self.tunnels.as_ref().filter(|_| through_tunnels).unwrap_or(&self.socket);
+            let socket = match way {
+                Way::Plain => None,
+                Way::Superframes => self.sockets.superframes.as_ref(),
+                Way::Tunnels => self.sockets.tunnels.as_ref(),
+            };
+            let socket = socket.unwrap_or(&self.sockets.plain);
             let fd = socket.as_fd().as_raw_fd();
             // SAFETY: the first `n` messages point to segments of packets in the batch, to headers in `burst` and
             // in `scratch`, which live until after the call.
@@ -229,9 +257,9 @@ impl TxDriver for Sender {
     fn segments(&self, packet: &Packet) -> bool {
         let Some(parsed) = superframe::parse(packet, None) else { return false };
         match parsed.inner() {
-            None => parsed.outer().l4_type() == L4Type::Tcp,
+            None => parsed.outer().l4_type() == L4Type::Tcp && self.sockets.segments_tcp,
             Some(_) => {
-                (self.tunnels.is_some() && tunnel_gso::fits(packet, &parsed))
+                (self.sockets.tunnels.is_some() && tunnel_gso::fits(packet, &parsed))
                     || (self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS))
             }
         }
@@ -255,16 +283,16 @@ fn is_tunnel_superframe(packet: &Packet) -> bool {
     is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.inner().is_some())
 }
 
-/// Adds a superframe. Returns the rest of `scratch`, and whether the frame is one for the socket for tunnels, which
-/// exists if `by_program` is set.
+/// Adds a superframe. Returns the rest of `scratch`, and the socket for the frame. The one for tunnels exists if
+/// `has_program` is set.
 #[inline(never)]
 fn push_superframe<'a>(
     burst: &mut Burst,
     packet: &'a mut Packet,
     max_frame: usize,
-    by_program: bool,
+    has_program: bool,
     scratch: &'a mut [u8],
-) -> Result<(&'a mut [u8], bool), DropReason> {
+) -> Result<(&'a mut [u8], Way), DropReason> {
     if let Some(tci) = packet.vlan() {
         sw_offload::insert_vlan_tag(packet, tci, packet.flags().contains(Flags::VLAN_SERVICE))?;
         packet.clear_vlan();
@@ -273,15 +301,15 @@ fn push_superframe<'a>(
         return Err(DropReason::TooLong);
     }
     let parsed = superframe::parse(packet, None).ok_or(DropReason::KernelOffload)?;
-    let tunnel = by_program && parsed.inner().is_some() && tunnel_gso::fits(packet, &parsed);
+    let tunnel = has_program && parsed.inner().is_some() && tunnel_gso::fits(packet, &parsed);
     if tunnel || parsed.inner().is_none() {
         let header = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
         burst.push_packet(packet, Some(header)).ok_or(DropReason::TxError)?;
-        return Ok((scratch, tunnel));
+        return Ok((scratch, if tunnel { Way::Tunnels } else { Way::Superframes }));
     }
     let written = datagrams::write(packet, &parsed, scratch, |part| match part {
         Part::Frame(header) => burst.begin(Some(header)),
         Part::Bytes(bytes) => burst.push(bytes),
     });
-    Ok((written.ok_or(DropReason::KernelOffload)?, false))
+    Ok((written.ok_or(DropReason::KernelOffload)?, Way::Superframes))
 }

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 const ETHTOOL_GSET: u32 = 0x01;
+const ETHTOOL_GTSO: u32 = 0x1e;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// `ETH_FLAG_RXVLAN`: the device strips VLAN tags from received frames.
@@ -50,6 +51,13 @@ pub(crate) fn speed(interface: &str) -> io::Result<Option<u32>> {
     let speed = answer[3] & 0xffff | answer[7] << 16;
     // `SPEED_UNKNOWN` is -1.
     Ok(Some(speed).filter(|speed| *speed != u32::MAX && *speed != 0))
+}
+
+/// Returns whether the device segments TCP.
+pub(crate) fn segments_tcp(interface: &str) -> io::Result<bool> {
+    // struct ethtool_value: cmd, data.
+    let answer: [u32; 2] = query(interface, ETHTOOL_GTSO)?;
+    Ok(answer[1] != 0)
 }
 
 /// Returns whether the device strips VLAN tags from received frames.

@@ -217,6 +217,8 @@ impl Interface {
             let program = xdp.find(IFLA_XDP_PROG_ID).and_then(|value| read_u32(value, 0)).unwrap_or(0);
             (attached != 0).then_some(Xdp { attached, program })
         });
+        let info = attributes.find(IFLA_LINKINFO).map(Attributes);
+        let is_veth = info.and_then(|info| info.find(IFLA_INFO_KIND)).is_some_and(|kind| read_string(kind) == "veth");
         Some(Self {
             name: read_string(attributes.find(IFLA_IFNAME)?),
             index: read_u32(body, 4)?,
@@ -231,11 +233,12 @@ impl Interface {
             xdp,
             dropped: Dropped::read(body).unwrap_or_default(),
             tap: Tap::read(attributes),
-            is_noqueue: attributes.find(IFLA_QDISC).is_some_and(|name| read_string(name) == "noqueue"),
-            is_veth: attributes
-                .find(IFLA_LINKINFO)
-                .map(Attributes)
-                .is_some_and(|info| info.find(IFLA_INFO_KIND).is_some_and(|kind| read_string(kind) == "veth")),
+            // An interface that was never up has `noop`, and a virtual cable has `noqueue` then.
+            is_noqueue: attributes
+                .find(IFLA_QDISC)
+                .map(read_string)
+                .is_some_and(|name| name == "noqueue" || is_veth && name == "noop"),
+            is_veth,
         })
     }
 
