@@ -217,41 +217,65 @@ over! {
     cut: crate::l2fwd::superframes_are_cut_by_the_nic;
 }
 frames! {
-    af_packet_superframes_ipv4,
-    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", false) },
+    af_packet_cut_ipv4,
+    Variant { settings: [crate::superframes::CUT, ""], ..by("af_packet", false) },
     vlans: crate::vlans::each_vlan_its_segment;
     mtu: crate::mtu::too_big_is_refused_and_counted;
-    whole: crate::superframes::pass_whole;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }
 frames! {
-    af_packet_superframes_ipv6,
-    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", true) },
+    af_packet_cut_ipv6,
+    Variant { settings: [crate::superframes::CUT, ""], ..by("af_packet", true) },
     mtu: crate::mtu::too_big_is_refused_and_counted;
+}
+over! {
+    superframes_ipv4,
+    by("af_packet", false),
     whole: crate::superframes::pass_whole;
+}
+over! {
+    superframes_ipv6,
+    by("af_packet", true),
+    whole: crate::superframes::pass_whole;
+}
+// The default settings of the lab of README.md.
+over! {
+    superframes_auto,
+    by("auto", false),
+    whole: crate::superframes::pass_whole;
+}
+over! {
+    superframes_cut_at_once,
+    Variant { settings: [crate::superframes::CUT, ""], ..by("af_packet", false) },
+    cut: crate::superframes::are_cut_at_once;
+}
+over! {
+    superframes_of_a_new_port,
+    Variant { others: Some("af_packet"), settings: ["", crate::superframes::CUT], ..by("af_xdp", false) },
+    cut: crate::reload::superframes_of_a_new_port_are_cut;
 }
 // Superframes of one port leave by a port that cuts them in software: inside the tunnel, and plain.
 over! {
     software_gso_in_tunnels,
-    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", false) },
+    Variant { others: Some("af_packet"), ..by("af_xdp", false) },
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
 }
 over! {
     software_gso_in_tunnels_ipv6,
-    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", true) },
+    Variant { others: Some("af_packet"), ..by("af_xdp", true) },
     cut: crate::superframes::are_cut_in_software;
 }
 over! {
     software_gso,
-    Variant { others: Some("af_xdp"), settings: [crate::superframes::WHOLE, ""], ..by("af_packet", true) },
+    Variant { others: Some("af_xdp"), ..by("af_packet", true) },
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
 }
 // Packets are joined as they arrive, plain and inside the tunnel. The port that sends them cuts them again.
 over! {
     gro_ipv4,
-    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", false) },
+    Variant { others: Some("af_packet"), ..by("af_xdp", false) },
     joined: crate::superframes::are_joined;
 }
 over! {
@@ -261,12 +285,12 @@ over! {
 }
 over! {
     tap_superframes_ipv4,
-    Variant { settings: [crate::superframes::WHOLE; 2], ..by("tap", false) },
+    by("tap", false),
     whole: crate::superframes::pass_whole_between_taps;
 }
 over! {
     tap_superframes_ipv6,
-    Variant { settings: [crate::superframes::WHOLE; 2], ..by("tap", true) },
+    by("tap", true),
     whole: crate::superframes::pass_whole_between_taps;
 }
 frames! {

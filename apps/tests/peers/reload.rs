@@ -187,6 +187,30 @@ pub(crate) fn ports_come_and_go_beside_a_stream(variant: Variant) {
     gateway.stop();
 }
 
+/// Adds a port that receives superframes to ports that have none. They cut those that go to them.
+pub(crate) fn superframes_of_a_new_port_are_cut(variant: Variant) {
+    let world = World::new(variant, 2, 1, 1500);
+    world.vxlan(0, "vx1", OTHER);
+    let (other, remote) = (&world.hosts[1], &world.remotes[0]);
+    remote.ip("addr add 10.2.0.101/24 dev vx1");
+    other.ip("addr add 10.2.0.2/24 dev eth0");
+    let ports = world.ports() + "[control]\nsocket = 'control.sock'\n";
+    let [alone, both] = with_one_and_two_segments(&world, &ports);
+    let at = both.rfind(crate::superframes::CUT).expect("a port that cuts superframes");
+    let both = format!("{}superframes = \"whole\"{}", &both[..at], &both[at + crate::superframes::CUT.len()..]);
+    let mut gateway = world.start_with(&alone);
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    gateway.write_config(&both);
+    let answer = Client::new(&mut gateway).ask(&json!({ "request": "reload" }));
+    assert_eq!(answer["applied"], true, "{answer}");
+    assert!((0..20).any(|_| pings(other, "10.2.0.101", 56, 1)), "the new port works");
+    let (sent, received) = crate::tcp::transfer(other, remote, "10.2.0.101", 8 << 20);
+    assert_eq!(sent, received, "bytes and checksum, sent and received");
+    let json = gateway.stop().json;
+    assert!(crate::superframes::total(&json, "tx_queues", "segmented") > 10, "{json}");
+    assert_eq!(json["drops"]["kernel_offload"], serde_json::Value::Null, "{json}");
+}
+
 /// Returns a configuration with the first two of three ports, and one with all. A segment belongs to each port but the
 /// first.
 fn with_one_and_two_segments(world: &World, ports: &str) -> [String; 2] {

@@ -1,7 +1,8 @@
 //! `driver = "auto"`: the best driver that can open the interface, with the reasons why others were passed over.
 //!
 //! Drivers with [`Driver::in_auto`] are tried in the order of [`DRIVERS`]. `verbs` is not among them: raw packets
-//! of RDMA providers without a dedicated driver here are untested.
+//! of RDMA providers without a dedicated driver here are untested. On a virtual cable (veth(4)) those with
+//! [`Driver::is_first_on_veth`] come first, unless an XDP program is attached, behind which they would receive nothing.
 
 use std::vec::IntoIter;
 
@@ -11,7 +12,7 @@ use super::kernel::common::routes::carries_default_route;
 use super::nic::common::probe::{describe, list_devices};
 #[cfg(feature = "nic")]
 use super::nic::rdma::is_adapter_of;
-use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, LEFT_OUT_TABLES, device_kind, driver_plan};
+use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, LEFT_OUT_TABLES, device_kind, driver_plan, find};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
     PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
@@ -84,10 +85,23 @@ struct AutoPlan {
 }
 
 impl AutoPlan {
-    /// Returns the specification of the first driver that opens any interface. It answers before a device is opened.
+    /// Returns the specification of the first driver that opens an interface like this one. It answers before a device
+    /// is opened.
     fn expected(&self) -> Option<&dyn PortSpec> {
-        self.choices.iter().find(|plan| device_kind(plan.driver()) == DeviceKind::Interface).map(|plan| &**plan)
+        let is_veth = Interface::find(&self.device, NAME).is_ok_and(|interface| is_free_veth(&interface));
+        let of_interfaces = || self.choices.iter().filter(|plan| device_kind(plan.driver()) == DeviceKind::Interface);
+        let first = of_interfaces().find(|plan| is_veth && is_first_on_veth(plan.driver()));
+        first.or_else(|| of_interfaces().next()).map(|plan| &**plan)
     }
+}
+
+/// Returns whether the interface is a virtual cable without an XDP program.
+fn is_free_veth(interface: &Interface) -> bool {
+    interface.is_veth && interface.xdp.is_none()
+}
+
+fn is_first_on_veth(driver: &str) -> bool {
+    find(driver).is_some_and(Driver::is_first_on_veth)
 }
 
 impl PortSpec for AutoPlan {
@@ -96,7 +110,16 @@ impl PortSpec for AutoPlan {
     }
 
     fn kernel_punt(&self) -> KernelPunt {
-        self.expected().map_or(KernelPunt::No("no driver would open it"), |plan| plan.kernel_punt())
+        match self.expected() {
+            None => KernelPunt::No("no driver would open it"),
+            Some(plan) => match plan.kernel_punt() {
+                KernelPunt::No(_) if is_first_on_veth(plan.driver()) => KernelPunt::No(
+                    "`auto` takes a veth interface wholly from the kernel; with driver = \"af_xdp\" the kernel gets \
+                     the packets of these rules",
+                ),
+                punt => punt,
+            },
+        }
     }
 
     fn kernel_rules(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
@@ -113,12 +136,13 @@ impl PortSpec for AutoPlan {
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         let mut passed_over = PassedOver::new();
-        let mut remaining = self.choices.into_iter();
+        let mut choices = self.choices;
         let interface = match Interface::find(&self.device, NAME) {
             Ok(interface) => interface,
             // A port of an RDMA device may have no interface in this network namespace.
             Err(unknown) => {
-                let mut rdma = remaining
+                let mut rdma = choices
+                    .into_iter()
                     .filter(|plan| device_kind(plan.driver()) == DeviceKind::RdmaPort)
                     .collect::<Vec<_>>()
                     .into_iter();
@@ -140,6 +164,10 @@ impl PortSpec for AutoPlan {
                     .into(),
             });
         }
+        if is_free_veth(&interface) {
+            choices.sort_by_key(|plan| !is_first_on_veth(plan.driver()));
+        }
+        let mut remaining = choices.into_iter();
         match open_next(&mut remaining, &mut passed_over) {
             Some(device) => Ok(AutoDevice::new_boxed(self.device, device, remaining, passed_over, default_route)),
             None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),

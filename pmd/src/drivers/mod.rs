@@ -62,6 +62,11 @@ pub trait Driver: Sync {
         false
     }
 
+    /// Returns whether `driver = "auto"` tries the driver first on virtual cables (veth(4)).
+    fn is_first_on_veth(&self) -> bool {
+        false
+    }
+
     /// Returns whether devices of the driver may have hardware for flow rules.
     fn may_have_rule_hardware(&self) -> bool {
         false

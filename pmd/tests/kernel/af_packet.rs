@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::gro::Gro;
 use wirepath_packet::offload::Flags;
-use wirepath_packet::{Batch, Packet};
-use wirepath_pmd::port::LinkState;
+use wirepath_packet::superframe::Cutter;
+use wirepath_packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::{LinkState, StartedPort};
 use wirepath_testlab::{
     Frame, FramePort, Lab, Requirement, VlanTagger, allocations, eventually, oracle, require, spawn,
 };
@@ -23,9 +25,10 @@ use crate::topology::{Line, Pair};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Forwards between the two hosts of a line.
+/// Forwards between the two hosts of a line. Superframes are cut as they are received.
 fn forward(line: &Line, mtu: u32) -> Forwarder {
-    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = {mtu}\n");
+    let cut = "[port.af_packet]\nsuperframes = \"cut\"\n";
+    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = {mtu}\n{cut}");
     Forwarder::start(&line.dut, [table("west"), table("east")])
 }
 
@@ -51,7 +54,8 @@ fn tcp_survives_injected_faults() {
     require!(all Requirement::LAB);
     let line = Line::new("faults", 1500);
     let faults = "loss = 0.01, duplicate = 0.02, reorder = 0.02, distance = 5, corrupt = 0.002";
-    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = 1500\n");
+    let cut = "[port.af_packet]\nsuperframes = \"cut\"\n";
+    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = 1500\n{cut}");
     let faulty = format!("[port.faults]\nseed = 11\nrx = {{ {faults} }}\ntx = {{ {faults}, full = 0.01 }}\n");
     let forwarder = Forwarder::start(&line.dut, [format!("{}{faulty}", table("west")), table("east")]);
     forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 1 << 20);
@@ -65,6 +69,123 @@ fn tcp_survives_injected_faults() {
     let (lost, copies) = of(&done.tx[0]);
     assert!(lost > 0 && copies > 0, "{done:?}");
     assert_eq!((of(&done.rx[1]), of(&done.tx[1])), ((0, 0), (0, 0)), "the other port has no faults");
+}
+
+/// Frames of one superframe.
+const FRAMES: usize = 8;
+/// Source address of the frames of [`streams`].
+const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Returns frames of TCP streams over both IP versions, plain and in VXLAN and GENEVE over both, with outer checksums
+/// and without.
+fn streams() -> Vec<Vec<u8>> {
+    let script = format!(
+        "from scapy.contrib.geneve import GENEVE\n\
+         def ip(version, i): return IP(src='10.1.0.1', dst='10.1.0.2', id=70 + i) if version == 4 else \
+         IPv6(src='fd00::1', dst='fd00::2')\n\
+         def stream(wrap):\n\
+         \x20 for version in (4, 6):\n\
+         \x20   for i in range({FRAMES}):\n\
+         \x20     last = i == {FRAMES} - 1\n\
+         \x20     tcp = TCP(sport=5000, dport=80, seq=9 + 1200 * i, ack=5, flags='PA' if last else 'A', \
+         options=[('NOP', None), ('NOP', None), ('Timestamp', (7, 8))])\n\
+         \x20     ether = Ether(src='02:00:00:00:00:01', dst='02:00:00:00:00:02')\n\
+         \x20     emit(wrap(ether/ip(version, i)/tcp/bytes([i] * (700 if last else 1200)), i))\n\
+         stream(lambda inner, i: inner)\n\
+         for kind in ('vxlan', 'geneve'):\n\
+         \x20 for version in (4, 6):\n\
+         \x20   for checksum in (0, None):\n\
+         \x20     header = VXLAN(flags=8, vni=77) if kind == 'vxlan' else GENEVE(vni=77, proto=0x6558)\n\
+         \x20     udp = UDP(sport=50000, dport=4789 if kind == 'vxlan' else 6081, chksum=checksum)\n\
+         \x20     ether = Ether(src='02:00:00:00:00:01', dst='02:00:00:00:00:02')\n\
+         \x20     stream(lambda inner, i: ether/ip(version, i)/udp/header/inner)\n"
+    );
+    let frames = oracle::scapy::<Vec<u8>>(&[], &script).frames;
+    assert_eq!(frames.len(), FRAMES * 2 * (1 + 2 * 2 * 2));
+    frames
+}
+
+/// Joins frames and sends the superframes. Returns their number.
+fn send_joined(it: &mut StartedPort, pool: &Pool, frames: &[Vec<u8>]) -> usize {
+    let mut sent = 0;
+    for frames in frames.chunks(FRAMES) {
+        let mut batch: Batch = frames.iter().map(|frame| packet(pool, frame)).collect();
+        Gro::new().join(&mut batch, 0);
+        assert_eq!(batch.len(), 1, "all frames of a stream are joined: {:02x?}", &frames[0][..100]);
+        sent += batch.len();
+        it.tx[0].transmit(&mut batch);
+        assert!(batch.is_empty(), "stream {}", sent - 1);
+    }
+    sent
+}
+
+#[test]
+fn the_kernel_cuts_superframes_of_all_kinds_as_they_were() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy, Requirement::Program("ethtool"));
+    let frames = streams();
+    let Pair { dut, peer, pool, .. } = &Pair::new("cutall", 1500, 1);
+    // The cable takes no superframes, so that the kernel cuts them and computes all checksums.
+    let off = "tx off tso off tx-udp-segmentation off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
+    dut.run(&[&["ethtool", "-K", "eth0"][..], &off.split(' ').collect::<Vec<_>>()].concat()).expect();
+    let mut wire = peer.frames("eth0");
+    dut.inside(|| {
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool).unwrap();
+        for (number, frames) in frames.chunks(FRAMES).enumerate() {
+            send_joined(&mut it, pool, frames);
+            for (i, frame) in frames.iter().enumerate() {
+                let got = wire.receive_where(TIMEOUT, |frame| frame.bytes[6..12] == SENDER).expect("a frame");
+                assert!(got.bytes == *frame, "stream {number}, frame {i}:\n{:02x?}\n{frame:02x?}", got.bytes);
+            }
+        }
+        assert_eq!(it.port.tx_statistics()[0].drops, []);
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn superframes_of_all_kinds_reach_every_kind_of_port() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
+    let frames = streams();
+    for (receiver, may_be_whole) in [
+        ("driver = \"af_packet\"\ndevice = \"eth0\"\n", true),
+        ("driver = \"af_packet\"\ndevice = \"eth0\"\n[port.af_packet]\nsuperframes = \"cut\"\n", false),
+        ("driver = \"af_xdp\"\ndevice = \"eth0\"\n", false),
+        ("driver = \"af_xdp\"\ndevice = \"eth0\"\ngro = true\n", true),
+    ] {
+        let Pair { dut, peer, pool, .. } = &Pair::new("allkinds", 1500, 1);
+        let mut from = dut.inside(|| common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool)).unwrap();
+        let mut to = peer.inside(|| common::start(receiver, pool)).unwrap();
+        let sent = send_joined(&mut from, pool, &frames);
+        let (mut got, mut whole, mut batch) = (Vec::new(), 0, Batch::new());
+        eventually(TIMEOUT, || {
+            to.rx[0].receive(&mut batch);
+            let all = batch.len();
+            batch.drain_front(all, |packet| {
+                if packet.data()[6..12] != SENDER {
+                    return;
+                }
+                if !packet.flags().contains(Flags::TX_SEGMENT) {
+                    return got.push(common::bytes(&packet));
+                }
+                whole += 1;
+                let mut cutter = Cutter::new(packet, None).unwrap();
+                while let Some(frame) = cutter.next_frame(pool) {
+                    got.push(common::bytes(&frame.unwrap()));
+                }
+            });
+            from.tx[0].reclaim();
+            got.len() >= frames.len()
+        });
+        assert_eq!((got.len(), from.port.tx_statistics()[0].drops.clone()), (frames.len(), vec![]), "{receiver}");
+        for (i, (got, want)) in got.iter().zip(&frames).enumerate() {
+            assert!(got == want, "{receiver}, frame {i}:\n{got:02x?}\n{want:02x?}");
+        }
+        assert_eq!(whole > 0, may_be_whole, "{receiver}: {whole} of {sent} superframes arrived whole");
+        from.port.stop(from.rx, from.tx).unwrap();
+        to.port.stop(to.rx, to.tx).unwrap();
+        assert_eq!(pool.outstanding(), 0, "{receiver}");
+    }
 }
 
 #[test]

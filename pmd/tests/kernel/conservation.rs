@@ -58,6 +58,7 @@ fn frames_of_an_interface_are_all_counted() {
     let full = DropReason::RxFull;
     for (driver, keys) in [
         ("af_packet", ""),
+        ("af_packet", "superframes = 'cut'"),
         ("af_xdp", "kernel = ['arp']"),
         ("af_xdp", "kernel = ['arp']\nmode = 'generic'"),
         ("af_xdp", "kernel = ['arp']\npool_as_umem = false"),
@@ -78,10 +79,12 @@ fn frames_of_an_interface_are_all_counted() {
             }
             sent += ARP;
             assert_balance(name, &mut it, sent, &[]);
-            for _ in 0..BURST {
+            // Without a ring, frames wait in the larger buffer of the socket.
+            let burst = if name == "af_packet " { 4 * BURST } else { BURST };
+            for _ in 0..burst {
                 wire.send(&frame([0x88, 0xb5], 1400)).unwrap();
             }
-            sent += BURST;
+            sent += burst;
             assert_balance(name, &mut it, sent, &[full]);
             pair.dut.ip("link set eth0 mtu 1000");
             for _ in 0..LONG {

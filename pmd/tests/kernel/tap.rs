@@ -14,9 +14,10 @@ use crate::forwarder::{self, Forwarder};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two TAP interfaces of one program. Both are created in the namespace of the program, so the second one is
-/// moved to another host.
+/// moved to another host. Superframes are cut as they are received.
 fn tables(mtu: u32) -> [String; 2] {
-    ["left", "right"].map(|name| format!("driver = \"tap\"\ndevice = \"{name}\"\nmtu = {mtu}\n"))
+    let cut = "[port.tap]\nsuperframes = \"cut\"\n";
+    ["left", "right"].map(|name| format!("driver = \"tap\"\ndevice = \"{name}\"\nmtu = {mtu}\n{cut}"))
 }
 
 #[test]

@@ -84,7 +84,7 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
         ("whole", true, "receives a superframe as one packet, which is cut when it leaves, by the kernel if it can"),
     ],
 )
-.default_word("cut")
+.default_word("whole")
 .about("Treatment of TCP superframes: those of local senders, and those that the kernel joined (GRO).");
 
 static TABLE: ConfigTable = ConfigTable {
@@ -144,8 +144,14 @@ impl Driver for AfPacket {
         true
     }
 
+    /// An XDP program on one end of a cable keeps the other end from sending superframes (`veth_xdp_set` in
+    /// drivers/net/veth.c). The kernel also copies each frame once more.
+    fn is_first_on_veth(&self) -> bool {
+        true
+    }
+
     fn modes(&self) -> &'static [&'static str] {
-        &["", "exclusive = false"]
+        &["", "superframes = 'cut'", "exclusive = false"]
     }
 
     fn table(&self) -> &'static ConfigTable {

@@ -70,7 +70,7 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
         ("whole", true, "receives a superframe as one packet, which is cut when it leaves, by the kernel if it can"),
     ],
 )
-.default_word("cut")
+.default_word("whole")
 .about("Treatment of TCP superframes that the kernel sends.");
 
 static TABLE: ConfigTable = ConfigTable {
@@ -98,7 +98,7 @@ pub struct Options {
 impl Options {
     /// An interface of this name. The kernel replaces `%d` by a number.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), addresses: Vec::new(), mac: None, keep_superframes: false }
+        Self { device: device.into(), addresses: Vec::new(), mac: None, keep_superframes: SUPERFRAMES.default_value() }
     }
 }
 
