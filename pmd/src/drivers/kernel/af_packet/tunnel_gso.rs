@@ -29,7 +29,7 @@ const BEHIND_IP: i32 = 8 + 8 + ETHERNET;
 /// Loads the program and attaches it to the interface.
 pub(super) fn attach(interface: &Interface) -> io::Result<ProgramLink> {
     let code = code().map_err(io::Error::other)?;
-    Ok(Program::load(ProgramKind::TcxEgress, &code, "wirepath_tunnel", 0, 0)?.link(interface.index, 0)?)
+    Program::load(ProgramKind::TcxEgress, &code, "wirepath_tunnel", 0, 0)?.link(interface.index, 0)
 }
 
 /// Opens a socket for frames that the program changes.
