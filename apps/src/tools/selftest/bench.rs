@@ -89,8 +89,12 @@ impl Wiring {
         let pool = Pool::new("selftest", BUFFERS)?;
         let mut opened = Vec::new();
         for (i, name) in self.ports.iter().enumerate() {
-            // Settings belong to the port under test.
-            let keys = if i == 0 { self.settings.join("\n") + "\n" + mode } else { String::new() };
+            // Settings belong to the port under test. The other one receives what a cable carries: no superframes.
+            let keys = match name.driver.as_str() {
+                _ if i == 0 => self.settings.join("\n") + "\n" + mode,
+                "af_packet" | "tap" => "superframes = 'cut'".to_owned(),
+                _ => String::new(),
+            };
             // The quotes of a TOML string protect any device name.
             let device = toml_string(&name.device);
             let text = format!(
