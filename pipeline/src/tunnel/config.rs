@@ -13,10 +13,10 @@ use wirepath_settings::{
 };
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
-use wirepath_wire::{EtherType, MacAddr, Vni};
+use wirepath_wire::{MacAddr, Vni};
 
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
+use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
 use super::move_damping;
@@ -49,13 +49,10 @@ const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
 const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
-    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect())
-        .same_as("\"vxlan\"")
-        .about("Kind of the tunnels.");
-const SEGMENT_KIND: Key<Choice<&TunnelKind>> =
-    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect())
-        .absent("`kind` of the underlay")
-        .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
+    Key::choice_of("kind", ethernet_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
+const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", ethernet_kinds)
+    .absent("`kind` of the underlay")
+    .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
 const UDP_PORT: Key<Integer<u16>> = Key::integer("udp_port", 1..=65_535)
     .absent("the registered port of the kind, such as 4789 for VXLAN")
     .about("UDP destination port of tunnels of the underlay's kind, in both directions.");
@@ -318,6 +315,8 @@ pub struct SegmentConfig {
     pub vni: Option<u32>,
     /// Kind of the segment's tunnels.
     pub kind: &'static TunnelKind,
+    /// Payload of the segment's tunnels.
+    pub payload: Payload,
     /// Options of sent tunnel headers, in the form of the kind.
     pub options: Box<[u8]>,
     /// The gateway's addresses for the segment, at most one per IP version.
@@ -366,7 +365,16 @@ impl SegmentConfig {
 
     /// Returns the tunnel header of the segment's packets.
     pub(super) fn header(&self) -> HeaderTemplate {
-        (self.kind.write)(self.vni, EtherType::TRANSPARENT_ETHERNET, &self.options)
+        (self.kind.write)(self.vni, self.payload, &self.options)
+    }
+
+    /// Bytes in front of an inner IP packet that belong to the payload: its Ethernet header with the tags that the
+    /// segment carries.
+    pub fn link_len(&self) -> usize {
+        match self.payload {
+            Payload::Ethernet => ETHERNET_LEN + self.inner_vlans.tag_len(),
+            Payload::Ip => 0,
+        }
     }
 
     /// Returns a counter for the sequence numbers of a remote; `None` if the tunnel headers have none.
@@ -472,7 +480,7 @@ impl GatewayConfig {
         let listed = segment.remotes.iter().map(|remote| remote.address);
         let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
         let room = |remote| {
-            let taken = segment.overhead(remote) + ETHERNET_LEN + segment.inner_vlans.tag_len();
+            let taken = segment.overhead(remote) + segment.link_len();
             usize::from(underlay).saturating_sub(taken) as u16
         };
         let left = listed.chain(own).map(room).min().unwrap_or_default();
@@ -484,7 +492,7 @@ impl GatewayConfig {
         let underlay = usize::from(underlay);
         for segment in &self.segments {
             for remote in &segment.remotes {
-                let taken = segment.overhead(remote.address) + ETHERNET_LEN + segment.inner_vlans.tag_len();
+                let taken = segment.overhead(remote.address) + segment.link_len();
                 let left = underlay.saturating_sub(taken);
                 let wanted = segment.mtu.map_or(68, usize::from);
                 if wanted > left {
@@ -667,6 +675,7 @@ impl Reader<'_> {
             name,
             vni,
             kind,
+            payload: Payload::Ethernet,
             options,
             locals,
             remotes,
@@ -822,6 +831,12 @@ fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));
     }
     Ok(vni)
+}
+
+/// Returns the kinds of tunnels that carry Ethernet frames: word, value and description.
+fn ethernet_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
+    let carrying = KINDS.iter().filter(|kind| kind.carries(Payload::Ethernet));
+    carrying.map(|kind| (kind.name, *kind, kind.about)).collect()
 }
 
 /// Returns the options of a segment's tunnel headers.

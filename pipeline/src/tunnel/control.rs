@@ -16,7 +16,7 @@ use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
-use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
+use super::headers::VLAN_TAG_LEN;
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
 use super::move_damping::MoveDamping;
@@ -564,8 +564,8 @@ impl GatewayControl {
                 (_, Some(h)) => IpAddr::from(*h[8..].first_chunk::<16>()?),
                 _ => return None,
             };
-            let (_, id, _) = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
-            Some((id, source))
+            let found = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
+            Some((found.id, source))
         });
         let Some((id, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
         let Some(segment) = self.layout.segment_of(id) else {
@@ -751,8 +751,7 @@ pub(super) fn max_frame(
         Some(segment) => segment.overhead(remote),
         None => underlay.kind.overhead(underlay.kind.header_len, remote),
     });
-    let of_mtu =
-        |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + ETHERNET_LEN + segment.inner_vlans.tag_len());
+    let of_mtu = |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + segment.link_len());
     segment.and_then(of_mtu).map_or(left, |most| left.min(most))
 }
 

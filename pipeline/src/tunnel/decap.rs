@@ -17,7 +17,8 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAdd
 use super::config::InnerVlans;
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
-use super::outer::TunnelId;
+use super::kinds::Payload;
+use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Destination, Remotes, Underlay};
@@ -85,6 +86,16 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     let sum = (sum >> 16) + (sum & 0xffff);
     wrong |= sum ^ 0xffff;
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
+}
+
+/// Origin of a packet whose outer headers are removed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stripped {
+    /// Index of the remote, if it is known.
+    pub(super) remote: Option<u32>,
+    pub(super) segment: u16,
+    /// What the packet is now.
+    pub(super) payload: Payload,
 }
 
 /// Result for a packet that cannot be decapsulated.
@@ -283,7 +294,10 @@ impl View<'_> {
             context.trace(STAGE, |text| text.write_str(rejection.text()));
         }
         match stripped {
-            Ok((remote, segment)) => self.process_inner(state, context, remotes, packet, remote, segment),
+            Ok(Stripped { payload: Payload::Ip, .. }) => context.drop(packet, DropReason::TunnelPayload),
+            Ok(Stripped { remote, segment, .. }) => {
+                self.process_inner(state, context, remotes, packet, remote, segment);
+            }
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
@@ -299,15 +313,14 @@ impl View<'_> {
         self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.new_remotes.take(1, now))
     }
 
-    /// Checks and removes the outer headers. Returns the index of the remote, if it is known, and the
-    /// segment.
+    /// Checks and removes the outer headers. Afterwards the packet begins with the inner Ethernet or IP header.
     fn strip_outer(
         &self,
         state: &StageState,
         context: &Context<'_>,
         remotes: &Remotes,
         packet: &mut Packet,
-    ) -> Result<(Option<u32>, u16), Rejection> {
+    ) -> Result<Stripped, Rejection> {
         let underlay = &self.layout.underlay;
         if packet.vlan().is_some() {
             return Err(DropReason::NotForUs.into());
@@ -364,12 +377,10 @@ impl View<'_> {
                 _ => check_udp(packet, &outer)?,
             }
         }
-        let (header, id, inner) = found.read(frame)?;
-        if header.payload != EtherType::TRANSPARENT_ETHERNET {
-            return Err(DropReason::TunnelPayload.into());
-        }
+        let tunnel = found.read(frame)?;
+        let TunnelPacket { header, id, payload, inner } = tunnel;
         let end = found.end;
-        if end < inner + ETHERNET_LEN {
+        if payload == Payload::Ethernet && end < inner + ETHERNET_LEN {
             return Err(DropReason::TooShort.into());
         }
         // The kernel leaves out the checksum of a superframe, as above.
@@ -380,6 +391,13 @@ impl View<'_> {
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
         let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;
+        let carried = self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload);
+        if carried != Some(payload) {
+            return Err(DropReason::TunnelPayload.into());
+        }
+        if payload == Payload::Ip {
+            found.check_packet(&tunnel, frame)?;
+        }
         if remote.is_none() {
             let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
             if takes && !underlay.can_be_remote(src) {
@@ -395,10 +413,15 @@ impl View<'_> {
         }
         packet.set_checksum_status(ChecksumStatus::NONE);
         packet.pull_up(packet.len().min(HEADERS));
-        if !super::ecn::apply(class, packet.data_mut()) {
+        let inner = packet.data_mut();
+        let is_valid = match payload {
+            Payload::Ethernet => super::ecn::apply(class, inner),
+            Payload::Ip => super::ecn::apply_to_packet(class, inner),
+        };
+        if !is_valid {
             return Err(DropReason::BadEcn.into());
         }
-        Ok((remote, segment))
+        Ok(Stripped { remote, segment, payload })
     }
 
     /// Processes an inner frame.

@@ -1,4 +1,4 @@
-//! Explicit congestion notification through tunnels (RFC 6040), for IP in Ethernet in an IP tunnel.
+//! Explicit congestion notification through tunnels (RFC 6040), for IP packets and for IP in Ethernet.
 
 use wirepath_wire::checksum;
 use wirepath_wire::ip::ecn::{CE, ECT_0, ECT_1, NOT_ECT};
@@ -40,6 +40,15 @@ pub fn traffic_class(frame: &[u8]) -> Option<u8> {
     if version == 4 { Some(frame[at + 1]) } else { Some(frame[at] << 4 | frame[at + 1] >> 4) }
 }
 
+/// Returns the traffic class of an IP packet without Ethernet header; `None` if it is no IP packet.
+pub fn packet_class(packet: &[u8]) -> Option<u8> {
+    match *packet {
+        [first, second, ..] if first >> 4 == 4 && packet.len() >= 20 => Some(second),
+        [first, second, ..] if first >> 4 == 6 && packet.len() >= 40 => Some(first << 4 | second >> 4),
+        _ => None,
+    }
+}
+
 /// Applies the outer header's mark to the inner frame. Returns `false` if the frame must be dropped.
 pub fn apply(outer: u8, frame: &mut [u8]) -> bool {
     let packet = ip_header(frame).and_then(|(at, _)| frame.get_mut(at..));
@@ -49,18 +58,13 @@ pub fn apply(outer: u8, frame: &mut [u8]) -> bool {
 /// Applies the outer header's mark to an IP packet without Ethernet header. Packets that are not IP pass
 /// unchanged.
 pub fn apply_to_packet(outer: u8, packet: &mut [u8]) -> bool {
-    let len = packet.len();
-    let (version, class) = match *packet {
-        [first, second, ..] if first >> 4 == 4 && len >= 20 => (4, second),
-        [first, second, ..] if first >> 4 == 6 && len >= 40 => (6, first << 4 | second >> 4),
-        _ => return true,
-    };
+    let Some(class) = packet_class(packet) else { return true };
     let Some(ecn) = decapsulate(outer, class) else { return false };
     let new = class & !3 | ecn;
     if new == class {
         return true;
     }
-    if version == 4 {
+    if packet[0] >> 4 == 4 {
         let word = |class| u16::from_be_bytes([packet[0], class]);
         let (old, new_word) = (word(class), word(new));
         let sum = u16::from_be_bytes([packet[10], packet[11]]);

@@ -562,7 +562,7 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
     });
 }
 
-/// Adds the outer headers to an inner frame. Its length is at most [`super::tables::Remote::max_frame`], so the packet
+/// Adds the outer headers to an inner frame, or to an IP packet if the template is of a tunnel that carries IP. Its length is at most [`super::tables::Remote::max_frame`], so the packet
 /// is not longer than IP allows. `sequence` is that of the remote.
 #[inline(always)]
 pub(super) fn encapsulate(
@@ -599,8 +599,8 @@ fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flo
     true
 }
 
-/// Adds the outer headers to packets with a congestion mark, and for underlays with a VLAN tag or over IPv6. Tunnel
-/// headers that are not plain take this way too. The class of `flow` has only the bits that are copied.
+/// Adds the outer headers of all forms, such as those with a congestion mark, a VLAN tag or IPv6. The class of `flow`
+/// has only the bits that are copied.
 #[inline(never)]
 fn encapsulate_slow(
     packet: &mut Packet,
@@ -614,6 +614,7 @@ fn encapsulate_slow(
     // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
     patch.traffic_class |= flow.class;
     patch.entropy = flow.entropy;
+    patch.carries_ipv6 = packet.data().first().is_some_and(|byte| byte >> 4 == 6);
     if let Some(sequence) = sequence {
         // Each number is used once. Packets of one worker leave in the order of their numbers.
         patch.sequence = sequence.fetch_add(1, Ordering::Relaxed);

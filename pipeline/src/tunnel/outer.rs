@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::build::{EncapError, OuterConfig, OuterHeaders, Transport};
-use wirepath_wire::{HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag};
+use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag, ipv4, ipv6};
 
 use super::config::{SegmentConfig, UnderlayConfig};
-use super::kinds::{Carrier, KINDS, TunnelHeader, TunnelKind};
+use super::kinds::{Carrier, KINDS, Payload, TunnelHeader, TunnelKind};
 use super::tables::Underlay;
 
 /// Returns the outer headers of a segment's packets from the gateway to a remote. The Ethernet header is from
@@ -41,6 +41,8 @@ pub fn outer_headers(
                 Transport::Udp { dst_port: underlay.port_of(kind).unwrap_or(port), checksum: underlay.checksum }
             }
             Carrier::Ip(protocol) => Transport::Protocol(protocol),
+            // The template writes the number for each packet.
+            Carrier::IpInIp => Transport::Protocol(IpProtocol::IPV4),
         },
         tunnel_header: &header.bytes,
         variable: header.variable,
@@ -112,11 +114,26 @@ impl fmt::Display for TunnelId {
 /// Position of the tunnel header of a received packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'u> {
-    active: &'u ActiveKind,
+    /// Kinds that the gateway uses.
+    kinds: &'u [ActiveKind],
+    /// Protocol number and UDP destination port of the packet.
+    protocol: IpProtocol,
+    udp_port: Option<u16>,
     /// Offset of the tunnel header.
     pub(super) start: usize,
     /// End of the tunnel packet. Padding may follow.
     pub(super) end: usize,
+}
+
+/// Contents of a received tunnel header, which is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TunnelPacket {
+    pub(super) header: TunnelHeader,
+    /// Identifier of the segment.
+    pub(super) id: TunnelId,
+    pub(super) payload: Payload,
+    /// Offset of the inner packet.
+    pub(super) inner: usize,
 }
 
 impl Underlay {
@@ -124,29 +141,170 @@ impl Underlay {
     /// packet of a kind that the gateway uses.
     pub(super) fn find_tunnel(&self, frame: &[u8], outer: &HeaderOffsets) -> Option<Found<'_>> {
         let l4 = outer.l4();
-        if outer.l4_type() == L4Type::Udp {
+        let kinds = &*self.kinds;
+        let found = if outer.l4_type() == L4Type::Udp {
             let udp: &[u8; 8] = frame.get(l4..)?.first_chunk()?;
-            let port = u16::from_be_bytes([udp[2], udp[3]]);
-            let active = self.kinds.iter().find(|active| active.udp_port == Some(port))?;
             let end = l4 + usize::from(u16::from_be_bytes([udp[4], udp[5]]));
-            return Some(Found { active, start: l4 + udp.len(), end });
-        }
-        let protocol = match outer.l4_type() {
-            L4Type::Gre => IpProtocol::GRE,
-            L4Type::Other => outer.protocol(),
-            _ => return None,
+            let udp_port = Some(u16::from_be_bytes([udp[2], udp[3]]));
+            Found { kinds, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
+        } else {
+            let protocol = match outer.l4_type() {
+                L4Type::Gre => IpProtocol::GRE,
+                L4Type::Other => outer.protocol(),
+                _ => return None,
+            };
+            Found { kinds, protocol, udp_port: None, start: l4, end: outer.end() }
         };
-        let active = self.kinds.iter().find(|active| active.kind.carrier == Carrier::Ip(protocol))?;
-        Some(Found { active, start: l4, end: outer.end() })
+        found.kinds().next().is_some().then_some(found)
     }
 }
 
-impl Found<'_> {
-    /// Reads and checks the tunnel header. Returns its values, the identifier of its segment, and the offset of the
-    /// inner packet.
-    pub(super) fn read(&self, frame: &[u8]) -> Result<(TunnelHeader, TunnelId, usize), DropReason> {
+impl<'u> Found<'u> {
+    /// Iterates over the kinds that the packet may have.
+    fn kinds(&self) -> impl Iterator<Item = &'u ActiveKind> {
+        let (protocol, port) = (self.protocol, self.udp_port);
+        self.kinds.iter().filter(move |active| active.kind.carrier.takes(protocol) && active.udp_port == port)
+    }
+
+    /// Reads and checks the tunnel header. The payload decides between kinds that are alike below it.
+    pub(super) fn read(&self, frame: &[u8]) -> Result<TunnelPacket, DropReason> {
         let bytes = frame.get(self.start..self.end.min(frame.len())).ok_or(DropReason::BadTunnelHeader)?;
-        let header = (self.active.kind.parse)(bytes)?;
-        Ok((header, TunnelId { kind: self.active.number, id: header.id }, self.start + header.len))
+        for active in self.kinds() {
+            let header = (active.kind.parse)(bytes)?;
+            let Some(payload) = Payload::of(header.payload).filter(|payload| active.kind.carries(*payload)) else {
+                continue;
+            };
+            let inner = self.start + header.len;
+            let id = TunnelId { kind: active.number, id: header.id };
+            return Ok(TunnelPacket { header, id, payload, inner });
+        }
+        Err(DropReason::TunnelPayload)
+    }
+
+    /// Checks that an inner IP packet has a header, whose version is that of the type in front of it.
+    pub(super) fn check_packet(&self, packet: &TunnelPacket, frame: &[u8]) -> Result<(), DropReason> {
+        let (version, least, other) = match packet.header.payload {
+            EtherType::IPV4 => (4, ipv4::HEADER_LEN, IpProtocol::IPV6),
+            _ => (6, ipv6::HEADER_LEN, IpProtocol::IPV4),
+        };
+        if self.end < packet.inner + least {
+            return Err(DropReason::Truncated);
+        }
+        let is_right = frame.get(packet.inner).is_some_and(|byte| byte >> 4 == version) && self.protocol != other;
+        if is_right { Ok(()) } else { Err(DropReason::BadVersion) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_pmd::port::PortId;
+    use wirepath_wire::{Parser, Tunnels};
+
+    use super::*;
+    use crate::tunnel::kinds;
+
+    /// Returns the underlay of a gateway that uses these kinds.
+    fn underlay(names: &[&str]) -> Underlay {
+        let active = |name: &&str| {
+            let kind = kinds::KINDS.iter().find(|kind| kind.name == *name).unwrap();
+            ActiveKind { kind, number: kind.number(), udp_port: kind.default_port() }
+        };
+        Underlay {
+            port: PortId::new(0),
+            mac: MacAddr::ZERO,
+            vlan: None,
+            v4: Vec::new(),
+            v6: Vec::new(),
+            networks: Vec::new(),
+            kinds: names.iter().map(active).collect(),
+            plain: PlainPackets::new(&[]),
+            source_ports: (49152, 16384),
+            copied_class: 3,
+            accept_zero_checksum6: false,
+            mtu: 1500,
+        }
+    }
+
+    /// Returns a frame with an outer header of this version, and the length of its headers.
+    fn frame(v6: bool, protocol: u8, rest: &[u8]) -> (Vec<u8>, usize) {
+        let len = rest.len() as u16;
+        let mut ip = if v6 { vec![0x60; 40] } else { vec![0x45; 20] };
+        if v6 {
+            ip[4..6].copy_from_slice(&len.to_be_bytes());
+            ip[6] = protocol;
+        } else {
+            ip[2..4].copy_from_slice(&(len + 20).to_be_bytes());
+            ip[6..12].copy_from_slice(&[0, 0, 64, protocol, 0, 0]);
+        }
+        let start = 14 + ip.len();
+        let ethertype = if v6 { EtherType::IPV6 } else { EtherType::IPV4 };
+        ([&[0; 12][..], &ethertype.0.to_be_bytes(), &ip, rest].concat(), start)
+    }
+
+    #[track_caller]
+    fn read(underlay: &Underlay, frame: &[u8]) -> Option<Result<TunnelPacket, DropReason>> {
+        let parser = Parser { tunnels: Tunnels::NONE, verify_ipv4: false };
+        let outer = parser.parse_stack(frame, 0, frame.len()).unwrap();
+        let found = underlay.find_tunnel(frame, &outer)?;
+        Some(found.read(frame).and_then(|packet| {
+            if packet.payload == Payload::Ip {
+                found.check_packet(&packet, frame)?;
+            }
+            Ok(packet)
+        }))
+    }
+
+    fn inner(version: u8) -> Vec<u8> {
+        vec![if version == 4 { 0x45 } else { 0x60 }; 40]
+    }
+
+    #[test]
+    fn ip_in_ip() {
+        let underlay = underlay(&["vxlan", "ipip"]);
+        for v6 in [false, true] {
+            for (version, protocol, payload) in [(4, 4, EtherType::IPV4), (6, 41, EtherType::IPV6)] {
+                let (bytes, inner_at) = frame(v6, protocol, &inner(version));
+                let found = read(&underlay, &bytes).unwrap().unwrap();
+                let header = TunnelHeader { id: None, len: 0, payload, has_checksum: false };
+                let id = TunnelId { kind: 5, id: None };
+                assert_eq!(found, TunnelPacket { header, id, payload: Payload::Ip, inner: inner_at });
+                // The other protocol number, another version, and a header that is cut off.
+                let (bytes, _) = frame(v6, if protocol == 4 { 41 } else { 4 }, &inner(version));
+                assert_eq!(read(&underlay, &bytes), Some(Err(DropReason::BadVersion)));
+                let (bytes, _) = frame(v6, protocol, &[0x50; 40]);
+                assert_eq!(read(&underlay, &bytes), Some(Err(DropReason::BadVersion)));
+                let (bytes, _) = frame(v6, protocol, &inner(version)[..19]);
+                assert_eq!(read(&underlay, &bytes), Some(Err(DropReason::Truncated)));
+                let (bytes, _) = frame(v6, protocol, &[]);
+                assert_eq!(read(&underlay, &bytes), Some(Err(DropReason::BadTunnelHeader)));
+            }
+            assert_eq!(read(&underlay, &frame(v6, 47, &[0; 40]).0), None, "no kind is GRE");
+        }
+        // A tunnel encapsulation limit (RFC 2473 section 4.1.1) is skipped.
+        let limit = [4, 0, 4, 1, 3, 1, 1, 0];
+        let (bytes, start) = frame(true, 60, &[&limit[..], &inner(4)].concat());
+        assert_eq!(read(&underlay, &bytes).unwrap().unwrap().inner, start + 8);
+    }
+
+    /// GRE packets have the kind that carries their payload.
+    #[test]
+    fn payload_decides_between_kinds() {
+        let gre = |proto: u16, inner: &[u8]| [&[0, 0], &proto.to_be_bytes()[..], inner].concat();
+        let kind = |names: &[&str], proto, version| {
+            let (bytes, start) = frame(false, 47, &gre(proto, &inner(version)));
+            let found = read(&underlay(names), &bytes).unwrap()?;
+            assert_eq!(found.inner, start + 4);
+            Ok((kinds::KINDS[usize::from(found.id.kind)].name, found.payload))
+        };
+        for names in [["gretap", "gre"], ["gre", "gretap"]] {
+            assert_eq!(kind(&names, 0x6558, 4), Ok(("gretap", Payload::Ethernet)));
+            assert_eq!(kind(&names, 0x0800, 4), Ok(("gre", Payload::Ip)));
+            assert_eq!(kind(&names, 0x86dd, 6), Ok(("gre", Payload::Ip)));
+            assert_eq!(kind(&names, 0x86dd, 4), Err(DropReason::BadVersion));
+            assert_eq!(kind(&names, 0x8847, 4), Err(DropReason::TunnelPayload));
+        }
+        assert_eq!(kind(&["nvgre", "gre"], 0x0800, 4), Ok(("gre", Payload::Ip)));
+        assert_eq!(kind(&["nvgre", "gre"], 0x6558, 4), Err(DropReason::TunnelFlags));
+        assert_eq!(kind(&["gretap"], 0x0800, 4), Err(DropReason::TunnelPayload));
     }
 }

@@ -13,7 +13,7 @@ use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
-use super::kinds::TunnelKind;
+use super::kinds::{Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
@@ -162,6 +162,8 @@ pub struct Segment {
     pub kind: &'static TunnelKind,
     /// Network identifier in tunnel headers, if they have one.
     pub vni: Option<u32>,
+    /// Payload of its tunnels.
+    pub payload: Payload,
     /// Indices of the segment's attachments.
     pub attachments: Vec<u32>,
     /// Indices of the segment's configured remotes: the replication list.
@@ -360,6 +362,7 @@ impl Layout {
             let new = Segment {
                 kind: segment.kind,
                 vni: id.id,
+                payload: segment.payload,
                 attachments: place.attachments.clone(),
                 remotes: place.remotes.clone(),
                 learning: segment.learning,

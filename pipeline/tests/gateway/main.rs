@@ -2,6 +2,7 @@
 
 mod floods;
 mod gre;
+mod ip_payload;
 mod kinds;
 mod lab;
 mod learned_remotes;

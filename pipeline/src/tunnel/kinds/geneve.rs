@@ -1,4 +1,4 @@
-//! GENEVE (RFC 8926) with Ethernet frames.
+//! GENEVE (RFC 8926) with Ethernet frames or IP packets.
 //!
 //! The gateway knows no option. It skips options that are not critical, and drops packets with a critical one.
 
@@ -7,10 +7,11 @@ use std::str::FromStr;
 use wirepath_flow::{Field, Item, ItemKind, tunnel};
 use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, ConfigTable, Integer, Key, Parsed, Required, Settings, Written};
+use wirepath_wire::build::VariableFields;
 use wirepath_wire::geneve::{FLAG_CONTROL, OptionTlv, Options, Repr};
 use wirepath_wire::{EtherType, Vni, geneve};
 
-use super::{Carrier, HeaderTemplate, KindSettings, PlainHeader, TunnelHeader, TunnelKind};
+use super::{Carrier, HeaderTemplate, KindSettings, Payload, PlainHeader, TunnelHeader, TunnelKind};
 
 /// GENEVE.
 pub static KIND: TunnelKind = TunnelKind {
@@ -20,8 +21,9 @@ pub static KIND: TunnelKind = TunnelKind {
     max_id: Vni::MAX,
     needs_id: true,
     carrier: Carrier::Udp(geneve::PORT),
+    payloads: &[Payload::Ethernet, Payload::Ip],
     header_len: geneve::HEADER_LEN,
-    rule_tunnel: tunnel::GENEVE,
+    rule_tunnel: Some(tunnel::GENEVE),
     write,
     parse,
     length: |header| Some(geneve::HEADER_LEN + usize::from(header.first()? & 0x3f) * 4),
@@ -100,11 +102,12 @@ fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
 }
 
 /// If an option is critical, the C flag is set (section 3.5).
-fn write(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate {
+fn write(id: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate {
     let critical = Options::of(options).flatten().any(|option| option.kind & CRITICAL != 0);
+    let (protocol, payload_type) = payload.ethertype(2);
     let header = Repr {
         vni: Vni::from_low_bits(id.unwrap_or(0)),
-        protocol: payload,
+        protocol,
         options_len: options.len() as u8,
         control: false,
         critical,
@@ -113,7 +116,7 @@ fn write(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate 
     // There is room for the header.
     let _ = header.emit(&mut bytes);
     bytes.extend_from_slice(options);
-    bytes.into()
+    HeaderTemplate { bytes, variable: VariableFields { payload_type, ..VariableFields::default() } }
 }
 
 fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
@@ -176,7 +179,7 @@ mod tests {
             assert_eq!(parse(&header(0, flags, &second)), Err(DropReason::CriticalOption));
         }
         assert_eq!(parse(&header(0, 0, &[1, 2, 3, 1])), Err(DropReason::BadTunnelHeader), "an option without its data");
-        let start = |options| write(Some(1), EtherType::TRANSPARENT_ETHERNET, options).bytes[..2].to_vec();
+        let start = |options| write(Some(1), Payload::Ethernet, options).bytes[..2].to_vec();
         assert_eq!(start(&[1, 2, 3, 0]), [1, 0]);
         assert_eq!(start(&[1, 2, 0x83, 0]), [1, FLAG_CRITICAL]);
     }

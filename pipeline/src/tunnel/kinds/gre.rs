@@ -1,4 +1,4 @@
-//! GRE (RFC 2784, RFC 2890) with Ethernet frames, as the devices "gretap" of Linux.
+//! GRE (RFC 2784, RFC 2890) with Ethernet frames or IP packets, as the devices "gretap" and "gre" of Linux.
 //!
 //! The identifier of a segment is the key; a segment without an identifier sends and takes packets without a key. A
 //! checksum of a received packet is verified. Sequence numbers of received packets are not: RFC 2890 section 2.2 would
@@ -11,7 +11,7 @@ use wirepath_wire::build::VariableFields;
 use wirepath_wire::gre::{self, FLAG_CHECKSUM, FLAG_KEY, FLAG_SEQUENCE, MUST_BE_ZERO, VERSION};
 use wirepath_wire::{EtherType, IpProtocol};
 
-use super::{Carrier, HeaderTemplate, KindSettings, TunnelHeader, TunnelKind};
+use super::{Carrier, HeaderTemplate, KindSettings, Payload, TunnelHeader, TunnelKind};
 
 /// GRE with Ethernet frames.
 pub static GRETAP: TunnelKind = TunnelKind {
@@ -21,8 +21,9 @@ pub static GRETAP: TunnelKind = TunnelKind {
     max_id: u32::MAX,
     needs_id: false,
     carrier: Carrier::Ip(IpProtocol::GRE),
+    payloads: &[Payload::Ethernet],
     header_len: gre::HEADER_LEN,
-    rule_tunnel: tunnel::GRE,
+    rule_tunnel: Some(tunnel::GRE),
     write,
     parse,
     length,
@@ -35,6 +36,25 @@ pub static GRETAP: TunnelKind = TunnelKind {
             None => item.exact(Field::GreFlags, 0),
         }
     }),
+    settings: Some(KindSettings { table: &SETTINGS, read }),
+};
+
+/// GRE with IP packets.
+pub static GRE: TunnelKind = TunnelKind {
+    name: "gre",
+    about: "GRE with IP packets (RFC 2784, RFC 2890); `vni` is the key",
+    id_name: "key",
+    max_id: u32::MAX,
+    needs_id: false,
+    carrier: Carrier::Ip(IpProtocol::GRE),
+    payloads: &[Payload::Ip],
+    header_len: gre::HEADER_LEN,
+    rule_tunnel: Some(tunnel::GRE),
+    write,
+    parse,
+    length,
+    plain: None,
+    match_item: None,
     settings: Some(KindSettings { table: &SETTINGS, read }),
 };
 
@@ -64,12 +84,13 @@ fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
     })
 }
 
-fn write(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate {
+fn write(id: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate {
     let optional = u16::from_be_bytes([options.first().copied().unwrap_or(0), 0]) & (FLAG_CHECKSUM | FLAG_SEQUENCE);
     let flags = optional | if id.is_some() { FLAG_KEY } else { 0 };
     let mut bytes = flags.to_be_bytes().to_vec();
-    bytes.extend(payload.0.to_be_bytes());
-    let mut variable = VariableFields::default();
+    let (protocol, payload_type) = payload.ethertype(2);
+    bytes.extend(protocol.0.to_be_bytes());
+    let mut variable = VariableFields { payload_type, ..VariableFields::default() };
     if flags & FLAG_CHECKSUM != 0 {
         variable.checksum = Some(bytes.len() as u8);
         bytes.extend([0; 4]);
@@ -137,13 +158,13 @@ mod tests {
 
     #[test]
     fn optional_fields_are_in_the_order_of_rfc2890() {
-        let bytes = |key, options: &[u8]| write(key, ETHERNET, options).bytes;
+        let bytes = |key, options: &[u8]| write(key, Payload::Ethernet, options).bytes;
         assert_eq!(bytes(None, &[]), [0, 0, 0x65, 0x58]);
         assert_eq!(bytes(Some(0x0a0b_0c0d), &[]), [0x20, 0, 0x65, 0x58, 10, 11, 12, 13]);
-        let all = write(Some(0x0a0b_0c0d), ETHERNET, &[0x90]);
+        let all = write(Some(0x0a0b_0c0d), Payload::Ethernet, &[0x90]);
         assert_eq!(all.bytes, [0xb0, 0, 0x65, 0x58, 0, 0, 0, 0, 10, 11, 12, 13, 0, 0, 0, 0]);
         assert_eq!((all.variable.checksum, all.variable.sequence), (Some(4), Some(12)));
-        assert_eq!(write(None, ETHERNET, &[0x10]).variable.sequence, Some(4));
+        assert_eq!(write(None, Payload::Ethernet, &[0x10]).variable.sequence, Some(4));
         for options in [&[][..], &[0x80], &[0x10], &[0x90]] {
             for key in [None, Some(7)] {
                 let header = parse(&bytes(key, options)).unwrap();

@@ -15,16 +15,17 @@ use std::net::IpAddr;
 use wirepath_flow::Item;
 use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, ConfigTable, Settings};
-use wirepath_wire::build::VariableFields;
+use wirepath_wire::build::{PayloadType, VariableFields};
 use wirepath_wire::{EtherType, IpProtocol, ipv4, ipv6, udp};
 
 pub mod geneve;
 pub mod gre;
+pub mod ipip;
 pub mod nvgre;
 pub mod vxlan;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 4] = [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND];
+pub static KINDS: [&TunnelKind; 6] = [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
@@ -40,12 +41,14 @@ pub struct TunnelKind {
     pub needs_id: bool,
     /// Protocol below the tunnel header.
     pub carrier: Carrier,
+    /// Payloads that tunnels of the kind can carry.
+    pub payloads: &'static [Payload],
     /// Length of the tunnel header without options in bytes.
     pub header_len: usize,
-    /// Number of the kind in flow rules, as in [`wirepath_flow::tunnel`].
-    pub(crate) rule_tunnel: u8,
+    /// Number of the kind in flow rules, as in [`wirepath_flow::tunnel`]; `None`: no rule matches its header.
+    pub(crate) rule_tunnel: Option<u8>,
     /// Writes a tunnel header with options, which are in the form of [`KindSettings::read`].
-    pub(crate) write: fn(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate,
+    pub(crate) write: fn(id: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate,
     /// Reads and checks a received tunnel header. The bytes begin with it and end at the latest with the packet.
     pub(crate) parse: fn(&[u8]) -> Result<TunnelHeader, DropReason>,
     /// Returns the length of a tunnel header with its options, without further checks. The bytes are as for `parse`.
@@ -59,6 +62,35 @@ pub struct TunnelKind {
     pub(crate) settings: Option<KindSettings>,
 }
 
+/// Payload of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Ethernet frames.
+    Ethernet,
+    /// IPv4 and IPv6 packets without Ethernet header.
+    Ip,
+}
+
+impl Payload {
+    /// Returns the payload with this type in a received tunnel header; `None` for all others.
+    pub fn of(ethertype: EtherType) -> Option<Self> {
+        match ethertype {
+            EtherType::TRANSPARENT_ETHERNET => Some(Self::Ethernet),
+            EtherType::IPV4 | EtherType::IPV6 => Some(Self::Ip),
+            _ => None,
+        }
+    }
+
+    /// Returns the EtherType in a tunnel header to send, and its place if it differs from packet to packet. `at` is its
+    /// offset in the header.
+    pub(crate) fn ethertype(self, at: u8) -> (EtherType, Option<PayloadType>) {
+        match self {
+            Self::Ethernet => (EtherType::TRANSPARENT_ETHERNET, None),
+            Self::Ip => (EtherType(0), Some(PayloadType::EtherType(at))),
+        }
+    }
+}
+
 /// Protocol below the tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
@@ -66,6 +98,19 @@ pub enum Carrier {
     Udp(u16),
     /// IP with this protocol number.
     Ip(IpProtocol),
+    /// IP with the protocol number of the inner IP packet: 4 or 41. There is no tunnel header.
+    IpInIp,
+}
+
+impl Carrier {
+    /// Returns whether IP packets with this protocol number may be tunnel packets.
+    pub(super) fn takes(self, protocol: IpProtocol) -> bool {
+        match self {
+            Self::Udp(_) => protocol == IpProtocol::UDP,
+            Self::Ip(own) => protocol == own,
+            Self::IpInIp => matches!(protocol, IpProtocol::IPV4 | IpProtocol::IPV6),
+        }
+    }
 }
 
 /// A tunnel header to send.
@@ -91,7 +136,7 @@ pub struct TunnelHeader {
     pub id: Option<u32>,
     /// Length with all options in bytes.
     pub len: usize,
-    /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames.
+    /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames. See [`Payload::of`].
     pub payload: EtherType,
     /// True if the header has a checksum, so that header and payload have the sum 0.
     pub has_checksum: bool,
@@ -140,14 +185,20 @@ impl TunnelKind {
 
     /// Returns whether received packets of two kinds cannot be told apart, so that a gateway cannot use both.
     pub fn conflicts_with(&self, other: &Self) -> bool {
-        self != other && self.carrier == other.carrier
+        let alike = |payload| other.carries(payload);
+        self != other && self.carrier == other.carrier && self.payloads.iter().any(|payload| alike(*payload))
+    }
+
+    /// Returns whether tunnels of the kind can carry this payload.
+    pub fn carries(&self, payload: Payload) -> bool {
+        self.payloads.contains(&payload)
     }
 
     /// Returns the default UDP destination port; `None` without UDP.
     pub fn default_port(&self) -> Option<u16> {
         match self.carrier {
             Carrier::Udp(port) => Some(port),
-            Carrier::Ip(_) => None,
+            Carrier::Ip(_) | Carrier::IpInIp => None,
         }
     }
 
@@ -166,7 +217,7 @@ impl TunnelKind {
 /// Returns the length of a tunnel header, for the action `decap`; `None` if it is not known. `tunnel` is the kind
 /// as in [`wirepath_flow::tunnel`]. The bytes begin with the tunnel header.
 pub(crate) fn payload_offset(tunnel: u8, header: &[u8]) -> Option<usize> {
-    KINDS.iter().find(|kind| kind.rule_tunnel == tunnel).and_then(|kind| (kind.length)(header))
+    KINDS.iter().find(|kind| kind.rule_tunnel == Some(tunnel)).and_then(|kind| (kind.length)(header))
 }
 
 #[cfg(test)]
@@ -176,21 +227,26 @@ mod tests {
     #[test]
     fn every_kind_reads_what_it_writes() {
         for kind in KINDS {
-            assert!(kind.max_id >= 0x12_3456);
-            for id in [Some(0x12_3456), None] {
-                if id.is_none() && kind.needs_id {
-                    continue;
-                }
-                let mut bytes = (kind.write)(id, EtherType::TRANSPARENT_ETHERNET, &[]).bytes;
-                let len = bytes.len();
-                assert!(len >= kind.header_len && (len == kind.header_len) == (kind.needs_id || id.is_none()));
-                bytes.extend([0xa5; 14]);
-                let payload = EtherType::TRANSPARENT_ETHERNET;
-                let expected = TunnelHeader { id, len, payload, has_checksum: false };
-                assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
-                assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
-                for cut in 0..len {
-                    assert_eq!((kind.parse)(&bytes[..cut]), Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
+            let payloads = [EtherType::TRANSPARENT_ETHERNET, EtherType::IPV4, EtherType::IPV6];
+            for payload in payloads.into_iter().filter(|it| Payload::of(*it).is_some_and(|it| kind.carries(it))) {
+                for id in [Some(0x12_3456), None] {
+                    if id.is_none() && kind.needs_id || id.is_some() && kind.max_id == 0 {
+                        continue;
+                    }
+                    let HeaderTemplate { mut bytes, variable } = (kind.write)(id, Payload::of(payload).unwrap(), &[]);
+                    let len = bytes.len();
+                    assert!(len >= kind.header_len && (len == kind.header_len) == (kind.needs_id || id.is_none()));
+                    if let Some(PayloadType::EtherType(at)) = variable.payload_type {
+                        bytes[usize::from(at)..][..2].copy_from_slice(&payload.0.to_be_bytes());
+                    }
+                    bytes.extend([if payload == EtherType::IPV6 { 0x60 } else { 0x45 }; 40]);
+                    let expected = TunnelHeader { id, len, payload, has_checksum: false };
+                    assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
+                    assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
+                    for cut in 0..len {
+                        let found = (kind.parse)(&bytes[..cut]);
+                        assert_eq!(found, Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
+                    }
                 }
             }
         }
@@ -212,7 +268,7 @@ mod tests {
                 let expected = TunnelHeader { id, len: 8, payload, has_checksum: false };
                 assert_eq!((kind.parse)(&bytes), Ok(expected), "{} {word:#x}", kind.name);
             }
-            let own = (kind.write)(Some(1), EtherType::TRANSPARENT_ETHERNET, &[]).bytes;
+            let own = (kind.write)(Some(1), Payload::Ethernet, &[]).bytes;
             let word = u64::from_be_bytes(*own.first_chunk().unwrap());
             assert_eq!((word ^ plain.value) & plain.mask, 0, "own packets take the fast path: {}", kind.name);
         }

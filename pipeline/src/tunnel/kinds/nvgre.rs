@@ -6,7 +6,7 @@ use wirepath_wire::build::VariableFields;
 use wirepath_wire::gre::{FLAG_CHECKSUM, FLAG_KEY, FLAG_SEQUENCE};
 use wirepath_wire::{EtherType, IpProtocol, Vni};
 
-use super::{Carrier, HeaderTemplate, TunnelHeader, TunnelKind, gre};
+use super::{Carrier, HeaderTemplate, Payload, TunnelHeader, TunnelKind, gre};
 
 /// Length of the header: GRE with a key.
 const HEADER_LEN: usize = 8;
@@ -21,8 +21,9 @@ pub static KIND: TunnelKind = TunnelKind {
     max_id: Vni::MAX,
     needs_id: true,
     carrier: Carrier::Ip(IpProtocol::GRE),
+    payloads: &[Payload::Ethernet],
     header_len: HEADER_LEN,
-    rule_tunnel: tunnel::GRE,
+    rule_tunnel: Some(tunnel::GRE),
     write,
     parse,
     length: gre::length,
@@ -38,19 +39,21 @@ pub static KIND: TunnelKind = TunnelKind {
     settings: None,
 };
 
-fn write(id: Option<u32>, payload: EtherType, _: &[u8]) -> HeaderTemplate {
+fn write(id: Option<u32>, payload: Payload, _: &[u8]) -> HeaderTemplate {
     let mut bytes = FLAG_KEY.to_be_bytes().to_vec();
-    bytes.extend(payload.0.to_be_bytes());
+    bytes.extend(payload.ethertype(2).0.0.to_be_bytes());
     bytes.extend((id.unwrap_or(0) << 8).to_be_bytes());
     HeaderTemplate { bytes, variable: VariableFields { flow_id: Some(FLOW_ID), ..VariableFields::default() } }
 }
 
-/// Refuses headers without key, and with checksum or sequence number: "The C (Checksum Present) and S (Sequence
+/// Reads a header. Refuses Ethernet frames without key, and with checksum or sequence number: "The C (Checksum Present) and S (Sequence
 /// Number Present) bits in the GRE header MUST be zero" (section 3.2).
 fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
     let header = gre::parse(bytes)?;
     let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
-    if flags & (FLAG_KEY | FLAG_CHECKSUM | FLAG_SEQUENCE) != FLAG_KEY {
+    if header.payload == EtherType::TRANSPARENT_ETHERNET
+        && flags & (FLAG_KEY | FLAG_CHECKSUM | FLAG_SEQUENCE) != FLAG_KEY
+    {
         return Err(DropReason::TunnelFlags);
     }
     Ok(TunnelHeader { id: header.id.map(|key| key >> 8), ..header })
@@ -69,7 +72,7 @@ mod tests {
         for flags in [0, 0x80, 0x10, 0xa0, 0x30, 0xb0, 0x60] {
             assert_eq!(parse(&header(flags)), Err(DropReason::TunnelFlags), "{flags:#x}");
         }
-        let own = write(Some(0x12_3456), payload, &[]);
+        let own = write(Some(0x12_3456), Payload::Ethernet, &[]);
         assert_eq!(own.bytes, [0x20, 0, 0x65, 0x58, 0x12, 0x34, 0x56, 0]);
         assert_eq!(own.variable.flow_id, Some(FLOW_ID));
     }

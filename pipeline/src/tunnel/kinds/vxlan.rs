@@ -4,7 +4,7 @@ use wirepath_flow::{Field, Item, ItemKind, tunnel};
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::{EtherType, Vni, vxlan};
 
-use super::{Carrier, PlainHeader, TunnelHeader, TunnelKind};
+use super::{Carrier, Payload, PlainHeader, TunnelHeader, TunnelKind};
 
 /// VXLAN.
 pub static KIND: TunnelKind = TunnelKind {
@@ -14,8 +14,9 @@ pub static KIND: TunnelKind = TunnelKind {
     max_id: Vni::MAX,
     needs_id: true,
     carrier: Carrier::Udp(vxlan::PORT),
+    payloads: &[Payload::Ethernet],
     header_len: vxlan::HEADER_LEN,
-    rule_tunnel: tunnel::VXLAN,
+    rule_tunnel: Some(tunnel::VXLAN),
     write: |id, _, _| {
         let mut header = vec![vxlan::FLAG_VNI, 0, 0, 0];
         header.extend((id.unwrap_or(0) << 8).to_be_bytes());

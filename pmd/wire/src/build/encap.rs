@@ -48,6 +48,15 @@ pub enum Transport {
     Protocol(IpProtocol),
 }
 
+/// Place of the type of the payload, for tunnels that carry IPv4 and IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadType {
+    /// EtherType at this offset of the tunnel header.
+    EtherType(u8),
+    /// Protocol number of the outer IP header: 4 (RFC 2003) or 41 (RFC 2473).
+    IpProtocol,
+}
+
 /// Fields of a tunnel header that differ from packet to packet. Offsets count from the start of the tunnel header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VariableFields {
@@ -59,6 +68,8 @@ pub struct VariableFields {
     pub flow_id: Option<u8>,
     /// The IPv6 flow label is entropy too (RFC 6438), for tunnels without UDP ports.
     pub flow_label: bool,
+    /// Type of the payload; `None`: it is the same in all packets.
+    pub payload_type: Option<PayloadType>,
 }
 
 impl VariableFields {
@@ -168,6 +179,8 @@ pub struct EncapFields {
     pub entropy: u32,
     /// Sequence number, for [`VariableFields::sequence`].
     pub sequence: u32,
+    /// True if the inner packet is IPv6, false if it is IPv4, for [`VariableFields::payload_type`].
+    pub carries_ipv6: bool,
     /// Sum of the whole inner frame. It is used only if [`OuterHeaders::needs_sum`] is true.
     pub inner_sum: Sum,
     /// If true, the UDP checksum field gets the sum of the pseudo header only, which a device completes.
@@ -438,6 +451,7 @@ impl OuterHeaders {
             identification: None,
             entropy: 0,
             sequence: 0,
+            carries_ipv6: false,
             inner_sum: Sum::ZERO,
             partial_sum: false,
         }
@@ -501,7 +515,8 @@ impl OuterHeaders {
         }
         if self.udp {
             // It is not longer than the IP packet, whose length was checked.
-            let (len, sum) = (behind_ip as u16, self.udp_sum_field(behind_ip as u16, patch));
+            let len = behind_ip as u16;
+            let sum = if self.varies { self.variable_udp_sum(len, patch) } else { self.udp_sum_field(len, patch) };
             let udp: &mut [u8; udp::HEADER_LEN] =
                 out.get_mut(l4..).and_then(|b| b.first_chunk_mut()).ok_or(EncapError::NoHeadroom)?;
             put::<0, 2, 8>(udp, patch.source_port.to_be_bytes());
@@ -514,10 +529,23 @@ impl OuterHeaders {
         Ok(())
     }
 
+    /// Returns the value of the UDP checksum field of a packet with an EtherType that is zero in the template.
+    #[inline(never)]
+    fn variable_udp_sum(&self, len: u16, p: &EncapFields) -> u16 {
+        let ethertype = match self.variable.payload_type {
+            Some(PayloadType::EtherType(_)) => payload_ethertype(p).0,
+            _ => 0,
+        };
+        self.udp_sum_field(len, &EncapFields { inner_sum: p.inner_sum.word(ethertype), ..*p })
+    }
+
     /// Writes the fields of the tunnel header that differ from packet to packet.
     #[inline(never)]
     fn write_variable(&self, out: &mut [u8], p: &EncapFields) {
-        let VariableFields { checksum, sequence, flow_id, flow_label } = self.variable;
+        let VariableFields { checksum, sequence, flow_id, flow_label, payload_type } = self.variable;
+        if payload_type == Some(PayloadType::IpProtocol) {
+            self.write_protocol(out, if p.carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 });
+        }
         if flow_label
             && self.is_ipv6()
             && let Some(word) = out.get_mut(self.l3()..).and_then(|ip| ip.first_chunk_mut::<4>())
@@ -528,11 +556,27 @@ impl OuterHeaders {
         }
         let start = usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 };
         let Some(header) = out.get_mut(start..) else { return };
+        if let Some(PayloadType::EtherType(at)) = payload_type {
+            write_at(header, Some(at), &payload_ethertype(p).0.to_be_bytes());
+        }
         write_at(header, sequence, &p.sequence.to_be_bytes());
         write_at(header, flow_id, &[(p.entropy >> 24) as u8]);
         if checksum.is_some() {
             let sum = checksum::sum(header).and_at(header.len(), p.inner_sum).checksum();
             write_at(header, checksum, &sum.to_be_bytes());
+        }
+    }
+
+    /// Writes the protocol number of the outer IP header.
+    fn write_protocol(&self, out: &mut [u8], protocol: IpProtocol) {
+        let Some(ip) = out.get_mut(self.l3()..) else { return };
+        if self.is_ipv6() {
+            write_at(ip, Some(6), &[protocol.0]);
+        } else if let Some(header) = ip.first_chunk_mut::<{ ipv4::HEADER_LEN }>() {
+            header[9] = protocol.0;
+            put::<10, 2, 20>(header, [0, 0]);
+            let sum = checksum::sum(header).checksum();
+            put::<10, 2, 20>(header, sum.to_be_bytes());
         }
     }
 
@@ -578,6 +622,11 @@ impl OuterHeaders {
         let addresses = self.bytes.get(addresses).unwrap_or_default();
         checksum::sum(addresses).word(u16::from(IpProtocol::UDP.0)).word(len).fold()
     }
+}
+
+/// Returns the EtherType of the inner packet.
+fn payload_ethertype(p: &EncapFields) -> EtherType {
+    if p.carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
 /// Writes a field at an offset, if there is one.

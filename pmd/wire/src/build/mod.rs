@@ -8,8 +8,8 @@ mod icmp;
 mod neighbour;
 
 pub use encap::{
-    EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN, Transport,
-    VariableFields, VxlanConfig,
+    EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN, PayloadType,
+    Transport, VariableFields, VxlanConfig,
 };
 pub use icmp::{IcmpError, NoReply, echo_reply, icmp_error, max_icmp_error_len};
 pub use neighbour::{
