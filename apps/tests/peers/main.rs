@@ -12,6 +12,7 @@ mod broadcast;
 mod floods;
 mod frames;
 mod geneve;
+mod gre;
 mod l2fwd;
 mod lifecycle;
 mod link;
@@ -157,6 +158,26 @@ geneve! {
     geneve_af_packet_ipv6, by("af_packet", true);
     geneve_af_xdp_ipv4, by("af_xdp", false);
     geneve_mlx5_ipv4, by("mlx5", false);
+}
+
+/// GRE with Ethernet frames.
+macro_rules! gre {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            gretap_out: crate::gre::gretap_out;
+            gretap_in: crate::gre::gretap_in;
+            nvgre: crate::gre::nvgre;
+        })*
+    };
+}
+
+gre! {
+    gre_af_packet_ipv4, by("af_packet", false);
+    gre_af_packet_ipv6, by("af_packet", true);
+    gre_af_xdp_ipv4, by("af_xdp", false);
+    gre_mlx5_ipv4, by("mlx5", false);
 }
 
 /// Streams through the router.

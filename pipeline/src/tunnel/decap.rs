@@ -94,7 +94,7 @@ pub(super) struct Stripped {
     /// Index of the remote, if it is known.
     pub(super) remote: Option<u32>,
     pub(super) segment: u16,
-    /// What the packet is now.
+    /// Form of the packet now.
     pub(super) payload: Payload,
 }
 

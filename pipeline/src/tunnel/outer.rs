@@ -197,11 +197,16 @@ impl<'u> Found<'u> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use wirepath_packet::Pool;
     use wirepath_pmd::port::PortId;
     use wirepath_wire::{Parser, Tunnels};
 
+    use super::super::encap::encapsulate;
+    use super::super::stage::Flow;
+    use super::super::{ecn, kinds};
     use super::*;
-    use crate::tunnel::kinds;
 
     /// Returns the underlay of a gateway that uses these kinds.
     fn underlay(names: &[&str]) -> Underlay {
@@ -284,6 +289,55 @@ mod tests {
         let limit = [4, 0, 4, 1, 3, 1, 1, 0];
         let (bytes, start) = frame(true, 60, &[&limit[..], &inner(4)].concat());
         assert_eq!(read(&underlay, &bytes).unwrap().unwrap().inner, start + 8);
+    }
+
+    /// The mark of a bare packet is copied. Its flow is that of the same packet behind an Ethernet header.
+    #[test]
+    fn bare_packets_are_encapsulated() {
+        let pool = Pool::new("bare", 64).unwrap();
+        let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
+        let mut packet6 = vec![0; 48];
+        packet6[..8].copy_from_slice(&[0x6b, 0x90, 0, 0, 0, 8, 17, 64]);
+        packet6[40..].copy_from_slice(&[1, 2, 3, 4, 0, 8, 0, 0]);
+        let flow = Flow::from_packet(&packet6, packet6.len(), &parser);
+        let framed = [&[2; 12][..], &EtherType::IPV6.0.to_be_bytes(), &packet6].concat();
+        let in_frame = Flow::from_frame(&framed, framed.len(), &parser);
+        assert_eq!((flow.class, flow.entropy), (0xb9, in_frame.entropy));
+        assert_ne!(flow.entropy, 0);
+        let underlay = underlay(&["ipip", "gre"]);
+        for remote in ["10.9.0.2", "fd00:9::2"] {
+            for (name, protocol, header) in [("ipip", 41, &[][..]), ("gre", 47, &[0x10, 0, 0x86, 0xdd, 0, 0, 0, 0])] {
+                let kind = kinds::KINDS.iter().find(|kind| kind.name == name).unwrap();
+                let tunnel = (kind.write)(None, Payload::Ip, &[0x10]);
+                let src = if remote.contains('.') { "10.9.0.1" } else { "fd00:9::1" };
+                let template = OuterHeaders::new(&OuterConfig {
+                    src_mac: MacAddr::ZERO,
+                    dst_mac: MacAddr::ZERO,
+                    tags: &[],
+                    src: src.parse().unwrap(),
+                    dst: remote.parse().unwrap(),
+                    ttl: 64,
+                    traffic_class: 0,
+                    flow_label: 0,
+                    transport: Transport::Protocol(IpProtocol(if name == "gre" { protocol } else { 4 })),
+                    tunnel_header: &tunnel.bytes,
+                    variable: tunnel.variable,
+                })
+                .unwrap();
+                let mut packet = pool.take().unwrap();
+                assert!(packet.extend_from_slice(&packet6, &pool));
+                encapsulate(&mut packet, &template, &underlay, flow, &Some(Arc::default())).unwrap();
+                let bytes = packet.data();
+                // Class, protocol and tunnel header, and the packet unchanged.
+                assert!(bytes.ends_with(&[header, &packet6].concat()), "{name} {bytes:02x?}");
+                let outer = parser.parse_stack(bytes, 0, bytes.len()).unwrap();
+                assert_eq!((outer.protocol(), outer.l4()), (IpProtocol(protocol), template.len() - header.len()));
+                let class = ecn::traffic_class(bytes);
+                assert_eq!(class, Some(0xb9 & 3), "the mark is copied, the DSCP is not configured to be");
+                let found = read(&underlay, bytes).unwrap().unwrap();
+                assert_eq!((found.payload, &bytes[found.inner..]), (Payload::Ip, &packet6[..]));
+            }
+        }
     }
 
     /// GRE packets have the kind that carries their payload.

@@ -46,8 +46,8 @@ fn write(id: Option<u32>, payload: Payload, _: &[u8]) -> HeaderTemplate {
     HeaderTemplate { bytes, variable: VariableFields { flow_id: Some(FLOW_ID), ..VariableFields::default() } }
 }
 
-/// Reads a header. Refuses Ethernet frames without key, and with checksum or sequence number: "The C (Checksum Present) and S (Sequence
-/// Number Present) bits in the GRE header MUST be zero" (section 3.2).
+/// Reads a header. Ethernet frames need a key, and "the C (Checksum Present) and S (Sequence Number Present) bits
+/// in the GRE header MUST be zero" (section 3.2).
 fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
     let header = gre::parse(bytes)?;
     let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));

@@ -1,0 +1,191 @@
+//! The kinds "gretap" and "nvgre" with scapy as the remote and tshark as the checker.
+
+use wirepath_testlab::{FramePort, oracle};
+
+use crate::world::{Variant, WAIT_LIMIT, World};
+
+/// Scapy code for the frames inside the tunnel and for a remote.
+fn scapy(world: &World, code: &str) -> Vec<Vec<u8>> {
+    let variant = world.variant;
+    let script = format!(
+        "
+version, remote, vtep = {}, '{}', '{}'
+peer, gw, host = '{}', '{}', '{}'
+E = lambda **f: Ether(**{{'src': '02:00:00:00:10:01', 'dst': host, **f}})
+inner = [
+    E()/ARP(psrc='10.1.0.50', pdst='10.1.0.51'),
+    E()/IP(src='10.1.0.50', dst='10.1.0.51')/UDP(sport=1000, dport=2000)/b'x',
+    E()/IP(src='10.1.0.50', dst='10.1.0.51', tos=0xb8)/TCP(sport=5, dport=6, flags='S')/(b'z' * 1000),
+    E()/IPv6(src='fd00:1::50', dst='fd00:1::51', tc=3)/UDP(sport=7, dport=8)/(b'w' * 333),
+    E(type=0x88b5)/(b'q' * 46),
+]
+inner = [Raw(bytes(p) + bytes(max(0, 60 - len(p)))) for p in inner]
+def head(source=None):
+    source = source or remote
+    return Ether(src=peer, dst=gw)/(IPv6(src=source, dst=vtep, nh=47) if version == 6 else \
+        IP(src=source, dst=vtep, proto=47))
+G = lambda **f: GRE(**{{'proto': 0x6558, **f}})
+K = lambda key, **f: G(key_present=1, key=key, **f)
+{code}",
+        if variant.ipv6 { 6 } else { 4 },
+        variant.remote(0),
+        variant.vtep(),
+        colons(world.remotes[0].mac("eth0")),
+        colons(world.gateway.mac("wan")),
+        colons(world.hosts[0].mac("eth0")),
+    );
+    let none: [&[u8]; 0] = [];
+    oracle::scapy(&none, &script).frames
+}
+
+fn colons(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Starts a gateway with a segment of this kind.
+fn start(world: &World, kind: &str, keys: &str) -> crate::program::Program {
+    let remote = world.variant.remote(0);
+    let segment = format!(
+        "[[segment]]\nname = \"blue\"\nkind = \"{kind}\"\nremotes = [\"{remote}\"]\n\
+         ports = [{{ port = \"lan0\" }}]\n{keys}\n"
+    );
+    world.start_with(&(world.ports() + &segment))
+}
+
+/// Sends a frame until it arrives, and returns what arrived. The first ones wait for the gateway.
+fn exchange(from: &FramePort, to: &mut FramePort, frame: &[u8], ends_with: &[u8]) -> Vec<u8> {
+    for _ in 0..40 {
+        from.send(frame).expect("sent");
+        let found = to.receive_where(WAIT_LIMIT / 40, |seen| seen.bytes.ends_with(ends_with));
+        if let Some(found) = found {
+            return found.bytes;
+        }
+    }
+    panic!("the frame does not arrive: {frame:02x?}");
+}
+
+/// Returns the tunnel packets of the gateway for frames to a host behind the remote, which is not known.
+fn outgoing(world: &mut World, kind: &str, keys: &str) -> Vec<Vec<u8>> {
+    let gateway = start(world, kind, keys);
+    let (host, mut wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
+    let frames = scapy(world, "[emit(Ether(bytes.fromhex('020000002009') + bytes(f)[6:])) for f in inner]");
+    let outer: Vec<Vec<u8>> = frames.iter().map(|frame| exchange(&host, &mut wire, frame, frame)).collect();
+    oracle::assert_clean(&outer);
+    gateway.stop();
+    outer
+}
+
+/// Packets that the gateway sends have no error for tshark, the expected header, and the frame unchanged.
+pub(crate) fn gretap_out(variant: Variant) {
+    let mut world = World::new(variant, 1, 0, 1500);
+    world.plug_remote();
+    let all = "vni = 0xfedcba98\ngre = { checksum = true, sequence = true }";
+    for (keys, flags, key) in [("", "0x0000", ""), ("vni = 7", "0x2000", "0x00000007"), (all, "0xb000", "0xfedcba98")] {
+        let outer = outgoing(&mut world, "gretap", keys);
+        let names = ["gre.flags_and_version", "gre.proto", "gre.key", "gre.checksum.status", "gre.sequence_number"];
+        let mut last = None;
+        for row in oracle::fields(&outer, &names) {
+            assert_eq!(row[..3], [flags, "0x6558", key], "{row:?}");
+            if flags == "0xb000" {
+                assert!(row[3] == "1" || row[3] == "Good", "{row:?}");
+                let number: u32 = row[4].parse().expect("a number");
+                assert!(last.is_none_or(|last| number > last), "{number} after {last:?}");
+                last = Some(number);
+            }
+        }
+    }
+}
+
+/// The host gets the frames of valid packets unchanged, and all others are counted by their reason.
+pub(crate) fn gretap_in(variant: Variant) {
+    let mut world = World::new(variant, 1, 0, 1500);
+    world.plug_remote();
+    let gateway = start(&world, "gretap", "vni = 7");
+    let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
+    let good = scapy(
+        &world,
+        "
+for f in inner:
+    for g in [K(7), K(7, chksum_present=1), K(7, seqnum_present=1, sequence_number=9), \
+        K(7, chksum_present=1, seqnum_present=1, sequence_number=2)]:
+        emit(head()/g/f)
+",
+    );
+    oracle::assert_clean(&good);
+    let inner = scapy(&world, "[emit(Ether(bytes(f))) for f in inner]");
+    let each = good.len() / inner.len();
+    for (n, outer) in good.iter().enumerate() {
+        let inner = &inner[n / each];
+        let arrived = exchange(&wire, &mut host, outer, inner);
+        assert_eq!(arrived, *inner, "frame {n}");
+    }
+    let bad = scapy(
+        &world,
+        "
+f = inner[1]
+emit(head()/K(7, version=1)/f)
+emit(head()/K(7, routing_present=1)/f)
+emit(head()/K(7, strict_route_source=1)/f)
+emit(head()/K(7, chksum_present=1, chksum=0x1234)/f)
+emit(head()/K(7, proto=0x0800)/f)
+emit(head()/K(8)/f)
+emit(head()/G()/f)
+emit(head('fd00:9::77' if version == 6 else '10.9.0.77')/K(7)/f)
+emit(head()/Raw(bytes.fromhex('20006558')))
+",
+    );
+    host.drain();
+    bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
+    exchange(&wire, &mut host, &good[0], &inner[0]);
+    let summary = gateway.stop();
+    let reasons = [
+        ("tunnel_version", 1),
+        ("tunnel_flags", 2),
+        ("bad_l4_checksum", 1),
+        ("tunnel_payload", 1),
+        ("unknown_vni", 2),
+        ("unknown_remote", 1),
+        ("bad_tunnel_header", 1),
+    ];
+    for (reason, count) in reasons {
+        assert_eq!(summary.drops(reason), count, "{reason}: {}", summary.json["drops"]);
+    }
+}
+
+/// tshark reads the VSID in the key of sent packets. Received packets may have any FlowID.
+pub(crate) fn nvgre(variant: Variant) {
+    let mut world = World::new(variant, 1, 0, 1500);
+    world.plug_remote();
+    let mut flows = Vec::new();
+    for row in oracle::fields(&outgoing(&mut world, "nvgre", "vni = 0x123456"), &["gre.flags_and_version", "gre.key"]) {
+        assert_eq!((row[0].as_str(), &row[1][..8]), ("0x2000", "0x123456"), "{row:?}");
+        flows.push(row[1].clone());
+    }
+    flows.dedup();
+    assert!(flows.len() > 1, "{flows:?}");
+    let gateway = start(&world, "nvgre", "vni = 0x123456");
+    let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
+    let good = scapy(&world, "[emit(head()/K(0x12345600 | flow)/f) for f in inner for flow in [0, 255]]");
+    oracle::assert_clean(&good);
+    let inner = scapy(&world, "[emit(Ether(bytes(f))) for f in inner for flow in [0, 255]]");
+    for (outer, inner) in good.iter().zip(&inner) {
+        assert_eq!(exchange(&wire, &mut host, outer, inner), *inner);
+    }
+    let bad = scapy(
+        &world,
+        "
+f = inner[1]
+emit(head()/K(0x12345600, chksum_present=1)/f)
+emit(head()/K(0x12345600, seqnum_present=1, sequence_number=1)/f)
+emit(head()/G()/f)
+emit(head()/K(0x12345700)/f)
+",
+    );
+    host.drain();
+    bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
+    exchange(&wire, &mut host, &good[0], &inner[0]);
+    let summary = gateway.stop();
+    for (reason, count) in [("tunnel_flags", 3), ("unknown_vni", 1)] {
+        assert_eq!(summary.drops(reason), count, "{reason}: {}", summary.json["drops"]);
+    }
+}
