@@ -5,6 +5,7 @@
 //! * [`Lab`] and [`Namespace`]: hosts and cables made of network namespaces and veth pairs. They are removed
 //!   afterwards, also after a panic.
 //! * [`FramePort`]: raw frames of an interface. [`VlanTagger`]: a host in a VLAN, without the 8021q module.
+//! * [`LinuxGuest`]: a host with Debian's kernel under QEMU.
 //! * [`oracle`]: tshark and scapy as independent implementations.
 //! * [`CountingAllocator`]: shows that a burst path does not allocate, and how much memory a structure takes.
 //!
@@ -12,6 +13,7 @@
 
 mod alloc;
 mod frames;
+mod guest;
 mod lab;
 pub mod oracle;
 mod process;
@@ -20,6 +22,7 @@ mod vlan;
 
 pub use alloc::{CountingAllocator, allocations, retained_bytes};
 pub use frames::{Frame, FramePort};
+pub use guest::{GuestJob, LinuxGuest};
 pub use lab::{Lab, Namespace, Veth};
 pub use process::{Background, Outcome, run, spawn};
 pub use requirements::{Requirement, print_uncaptured, skip_or_fail};

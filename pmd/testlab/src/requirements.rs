@@ -17,11 +17,23 @@ pub enum Requirement {
     Kernel(u32, u32),
     /// A device type of `ip link add ... type`. The check creates one in a separate namespace.
     LinkType(&'static str),
+    /// Debian's kernel for a [`crate::LinuxGuest`].
+    GuestKernel,
 }
 
 impl Requirement {
     /// Requirements of [`crate::Lab`].
     pub const LAB: [Self; 2] = [Self::Root, Self::Program("ip")];
+
+    /// Requirements of [`crate::LinuxGuest`].
+    pub const GUEST: [Self; 6] = [
+        Self::Root,
+        Self::Program("ip"),
+        Self::Program("qemu-system-x86_64"),
+        Self::Program("busybox"),
+        Self::Program("cpio"),
+        Self::GuestKernel,
+    ];
 
     /// Checks the requirement. The error says what is missing and how to get it.
     pub fn check(self) -> Result<(), String> {
@@ -44,6 +56,7 @@ impl Requirement {
                 }
             }
             Self::LinkType(kind) => link_type(kind),
+            Self::GuestKernel => crate::guest::kernel_folder().map(drop),
         }
     }
 }
