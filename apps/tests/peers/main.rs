@@ -1,6 +1,6 @@
 //! The programs with independent peers: Linux hosts behind veth cables, the kernel's `vxlan` device as remote
-//! VTEP, and scapy and tshark as checkers of frames. Each test creates and removes its own network
-//! namespaces.
+//! VTEP, and scapy and tshark as checkers of frames. Debian's kernel in a guest is a further remote. Each test
+//! creates and removes its own network namespaces.
 //!
 //! Each check runs with both kernel drivers and with emulated NICs, and with both IP versions of the
 //! underlay. The checks with traffic of every kind also run with each receive and transmit mode of a driver.
@@ -13,6 +13,7 @@ mod floods;
 mod frames;
 mod geneve;
 mod gre;
+mod guest;
 mod l2fwd;
 mod lifecycle;
 mod link;
@@ -313,6 +314,27 @@ over! {
     tap_superframes_ipv6,
     by("tap", true),
     whole: crate::superframes::pass_whole_between_taps;
+}
+/// The tunnel devices of Debian's kernel, in a guest.
+macro_rules! guest {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            tunnels: crate::guest::carry;
+        })*
+    };
+}
+
+guest! {
+    guest_af_packet, by("af_packet", false);
+    guest_af_xdp, by("af_xdp", false);
+    guest_mlx5, by("mlx5", false);
+}
+over! {
+    guest_superframes,
+    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", false) },
+    tunnels: crate::guest::carry_superframes;
 }
 frames! {
     mlx5_striding,

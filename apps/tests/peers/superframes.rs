@@ -81,7 +81,7 @@ pub(crate) fn total(json: &Value, queues: &str, counter: &str) -> u64 {
 
 /// Ports drop frames that are not for the gateway, that meet an interface that is down, or that overflow a receive
 /// ring, and no others. TCP raises its rate until a queue on the way overflows (RFC 5681), here a receive ring.
-fn assert_no_loss(json: &Value) {
+pub(crate) fn assert_no_loss(json: &Value) {
     let drops = json["drops"].as_object().expect("drops");
     let harmless = ["not_for_us", "link_down", "rx_full"];
     let lost: Vec<_> = drops.iter().filter(|(reason, _)| !harmless.contains(&reason.as_str())).collect();

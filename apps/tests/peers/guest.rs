@@ -1,0 +1,394 @@
+//! The tunnel devices of Debian's kernel as remotes of the gateway: a guest under QEMU on the underlay.
+//!
+//! ```text
+//! host0 eth0 --- lan0 | gateway | wan --- bridge --- TAP guest --- eth0 | tun0: a tunnel device of the guest
+//! ```
+//!
+//! [`CELLS`] has the tunnels. Each of them carries datagrams of all lengths and TCP, over both IP versions inside.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use wirepath_testlab::{
+    FramePort, LinuxGuest, Namespace, Requirement, eventually, oracle, print_uncaptured, skip_or_fail,
+};
+
+use crate::program::{Program, Summary};
+use crate::world::{Variant, WAIT_LIMIT, World, pings};
+
+/// A tunnel between the gateway and a device of the guest's kernel.
+struct Cell {
+    /// Name in messages.
+    name: &'static str,
+    /// IPv6 underlay.
+    ipv6: bool,
+    /// Arguments of `ip link add tun0 type ...`. `{local}` is the guest, `{remote}` is the gateway.
+    link: &'static str,
+    /// Keys of the gateway's segment.
+    segment: &'static str,
+    /// Field of tshark, and its value in each packet of the tunnel.
+    field: [&'static str; 2],
+    /// IP versions inside.
+    inner: &'static [Inner],
+}
+
+/// An IP version inside the tunnel.
+struct Inner {
+    name: &'static str,
+    /// Addresses of the host and of the guest, without and with the length of their prefix.
+    host: [&'static str; 2],
+    guest: [&'static str; 2],
+    /// Bytes of the Ethernet, IP and UDP headers.
+    headers: usize,
+}
+
+const IPV4: Inner =
+    Inner { name: "IPv4", host: ["10.1.0.1", "10.1.0.1/24"], guest: ["10.1.0.101", "10.1.0.101/24"], headers: 42 };
+const IPV6: Inner =
+    Inner { name: "IPv6", host: ["fd00:1::1", "fd00:1::1/64"], guest: ["fd00:1::65", "fd00:1::65/64"], headers: 62 };
+const BOTH: &[Inner] = &[IPV4, IPV6];
+
+const CELLS: &[Cell] = &[
+    Cell {
+        name: "VXLAN over IPv4",
+        ipv6: false,
+        link: "vxlan id 42 local {local} remote {remote} dev eth0 dstport 4789",
+        segment: "kind = \"vxlan\"\nvni = 42",
+        field: ["vxlan.vni", "42"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "VXLAN over IPv6",
+        ipv6: true,
+        link: "vxlan id 42 local {local} remote {remote} dev eth0 dstport 4789",
+        segment: "kind = \"vxlan\"\nvni = 42",
+        field: ["vxlan.vni", "42"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "GENEVE over IPv4",
+        ipv6: false,
+        link: "geneve id 42 remote {remote} dstport 6081",
+        segment: "kind = \"geneve\"\nvni = 42",
+        field: ["geneve.vni", "0x00002a"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "GENEVE with an option over IPv6",
+        ipv6: true,
+        link: "geneve id 42 remote {remote} dstport 6081",
+        segment: "kind = \"geneve\"\nvni = 42\ngeneve_options = [{ class = 0x0102, type = 3, data = \"0a0b0c0d\" }]",
+        field: ["geneve.vni", "0x00002a"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "gretap over IPv4",
+        ipv6: false,
+        link: "gretap local {local} remote {remote}",
+        segment: "kind = \"gretap\"",
+        field: ["gre.proto", "0x6558"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "gretap with key, checksum and sequence over IPv4",
+        ipv6: false,
+        link: "gretap local {local} remote {remote} key 42 csum seq",
+        segment: "kind = \"gretap\"\nvni = 42\ngre = { checksum = true, sequence = true }",
+        field: ["gre.key", "0x0000002a"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "gretap over IPv6",
+        ipv6: true,
+        link: "ip6gretap local {local} remote {remote} encaplimit none",
+        segment: "kind = \"gretap\"",
+        field: ["gre.proto", "0x6558"],
+        inner: BOTH,
+    },
+    Cell {
+        name: "gretap with key, checksum and sequence over IPv6",
+        ipv6: true,
+        link: "ip6gretap local {local} remote {remote} encaplimit none key 42 csum seq",
+        segment: "kind = \"gretap\"\nvni = 42\ngre = { checksum = true, sequence = true }",
+        field: ["gre.key", "0x0000002a"],
+        inner: BOTH,
+    },
+];
+
+/// Datagrams of an exchange, in each direction. There are more of them than lengths. Drivers other than AF_PACKET
+/// carry a tenth.
+const DATAGRAMS: u16 = 10_000;
+/// Datagrams that tshark sees, in each direction.
+const SAMPLE: u16 = 200;
+/// Datagrams on their way at the same time, so that no queue overflows.
+const WINDOW: usize = 16;
+/// Bytes of the shortest and of the longest frame, without frame check sequence. The links of emulated NICs have an
+/// MTU of 9000.
+const SHORTEST: usize = 64;
+const LONGEST: usize = 9000;
+const LONGEST_EMULATED: usize = 8800;
+/// Bytes of the underlay's MTU for tunnel headers.
+const TUNNEL: usize = 200;
+/// Bytes of TCP in each direction.
+const TCP_BYTES: usize = 4 << 20;
+/// Bytes of TCP in each direction as superframes.
+const SUPERFRAME_BYTES: usize = 4 << 20;
+/// Bytes of the receive buffer of the host's socket.
+const BUFFER: usize = 4 << 20;
+/// Time without progress after which a stream counts as broken and a datagram as lost.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// The underlay with the guest.
+struct Peer {
+    world: World,
+    /// Bytes of the longest frame.
+    longest: usize,
+    guest: LinuxGuest,
+}
+
+impl Peer {
+    /// Boots the guest. Without one, the reason is printed or the test fails.
+    fn boot(variant: Variant) -> Option<Self> {
+        for need in
+            Requirement::GUEST.into_iter().chain([Requirement::Program("socat"), Requirement::Program("ethtool")])
+        {
+            if let Err(why) = need.check() {
+                skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
+                return None;
+            }
+        }
+        let longest = if variant.is_emulated() { LONGEST_EMULATED } else { LONGEST };
+        let outer_mtu = longest + TUNNEL;
+        let world = World::new(variant, 1, 0, outer_mtu as u32);
+        world.hosts[0].ipv6("eth0");
+        for inner in BOTH.iter().filter(|inner| inner.name != IPV4.name) {
+            world.hosts[0].ip(&format!("addr add {} dev eth0 nodad", inner.host[1]));
+        }
+        world.net.ip("tuntap add guest mode tap vnet_hdr");
+        world.net.ip(&format!("link set guest mtu {outer_mtu} master br0 up"));
+        let mut guest = LinuxGuest::boot(&world.net, &["guest"], &["socat", "cat", "ethtool"]);
+        // The queues of the echo server hold a window of the longest frames.
+        guest.sh(&format!(
+            "
+            sysctl -w net.core.rmem_default=4194304 net.core.wmem_default=4194304 net.unix.max_dgram_qlen=512
+            sysctl -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
+            ip link set eth0 mtu {outer_mtu} up
+            ip addr add 10.9.0.2/24 dev eth0
+            ip addr add fd00:9::2/64 dev eth0 nodad",
+        ));
+        if variant.driver == "af_xdp" {
+            // XDP does not say that the checksum of a GRE header is left to the device, as it is on a TAP.
+            guest.sh("ethtool -K eth0 tx off");
+        }
+        Some(Self { world, longest, guest })
+    }
+
+    /// Makes both ends of a tunnel and waits until it carries packets.
+    fn connect(&mut self, cell: &Cell, inner_mtu: usize) -> Program {
+        let world = &mut self.world;
+        world.variant.ipv6 = cell.ipv6;
+        let (local, remote) = (world.variant.remote(0).to_string(), world.variant.vtep().to_string());
+        let link = cell.link.replace("{local}", &local).replace("{remote}", &remote);
+        self.guest.sh(&format!("ip link add tun0 type {link} && ip link set tun0 mtu {inner_mtu} up"));
+        for inner in cell.inner {
+            let nodad = if inner.guest[0].contains(':') { "nodad" } else { "" };
+            self.guest.sh(&format!("ip addr add {} dev tun0 {nodad}", inner.guest[1]));
+        }
+        let host = &world.hosts[0];
+        host.ip(&format!("link set eth0 mtu {inner_mtu}"));
+        world.gateway.ip(&format!("link set lan0 mtu {inner_mtu}"));
+        // The guest's device has a new address.
+        host.ip("neigh flush all");
+        let variant = world.variant;
+        let config = variant.port(0, "wan", &format!("mtu = {}", self.longest + TUNNEL))
+            + &variant.port(1, "lan0", &format!("mtu = {inner_mtu}"))
+            + &format!(
+                "[underlay]\nport = \"wan\"\naddresses = [\"{remote}/{}\"]\n[[segment]]\nname = \"blue\"\n{}\n\
+                 remotes = [\"{local}\"]\nports = [{{ port = \"lan0\" }}]\n",
+                if cell.ipv6 { 64 } else { 24 },
+                cell.segment
+            );
+        let mut gateway = world.start_with(&config);
+        for inner in cell.inner {
+            let reached = eventually(WAIT_LIMIT, || {
+                assert!(gateway.running(), "the gateway has ended");
+                pings(&world.hosts[0], inner.guest[0], 56, 1)
+            });
+            assert!(reached, "{}: {} does not answer", cell.name, inner.guest[0]);
+        }
+        gateway
+    }
+
+    /// Stops the gateway and removes the guest's device. Neither has lost anything.
+    fn disconnect(&mut self, cell: &Cell, gateway: Program) -> Summary {
+        let summary = gateway.stop();
+        crate::superframes::assert_no_loss(&summary.json);
+        let errors = "cat /sys/class/net/tun0/statistics/rx_errors /sys/class/net/tun0/statistics/tx_errors";
+        assert_eq!(self.guest.sh(errors), "0\n0\n", "{}: errors of the guest's device", cell.name);
+        self.guest.sh("ip link del tun0");
+        summary
+    }
+
+    /// Sends datagrams to an echo server in the guest and compares what returns.
+    fn exchange(&mut self, inner: &Inner, count: u16) {
+        let version = if inner.guest[0].contains(':') { 6 } else { 4 };
+        // Cat returns each datagram, since both of its ends are sockets.
+        let echo = self
+            .guest
+            .start(&format!("exec socat -b 65535 UDP{version}-LISTEN:7,reuseaddr EXEC:/programs/cat,socktype=2"));
+        self.guest.sh("until cat /proc/net/udp /proc/net/udp6 | grep -q ':0007 '; do sleep 0.05; done");
+        echo_all(&self.world.hosts[0], inner, count, self.longest);
+        self.guest.sh("kill $(pidof socat)");
+        // A signal has ended it.
+        let _ = self.guest.wait(echo);
+    }
+
+    /// Exchanges datagrams and shows the packets of both directions to tshark.
+    fn sample(&mut self, cell: &Cell, inner: &Inner) {
+        let mut ends = ["gw", "guest"].map(|port| self.world.net.frames(port));
+        self.exchange(inner, SAMPLE);
+        let frames = ends.each_mut().map(complete);
+        let sent = frames.each_ref().map(Vec::len);
+        let frames = frames.concat();
+        oracle::assert_clean(&frames);
+        let rows = oracle::fields(&frames, &[cell.field[0]]);
+        for (rows, from) in [(&rows[..sent[0]], "the gateway"), (&rows[sent[0]..], "the guest")] {
+            let found = rows.iter().filter(|row| row[0] == cell.field[1]).count();
+            assert!(found >= usize::from(SAMPLE), "{}: tshark finds {found} packets of {from}", cell.name);
+        }
+    }
+
+    /// Sends TCP to the guest and back. The guest has the same SHA-256, and the host gets the same bytes back.
+    fn stream(&mut self, inner: &Inner, bytes: usize) {
+        let mut content = vec![0; bytes];
+        fastrand::Rng::with_seed(bytes as u64).fill(&mut content);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), &content).expect("write the content");
+        let sum = |text: &str| text.split(' ').next().unwrap_or_default().to_owned();
+        let outcome = wirepath_testlab::run(&["sha256sum", file.path().to_str().expect("a plain path")]);
+        let expected = sum(&outcome.expect());
+
+        let [host, guest] =
+            [inner.host[0], inner.guest[0]].map(|address| address.parse::<IpAddr>().expect("an address"));
+        let version = if host.is_ipv6() { 6 } else { 4 };
+        let listener = format!("socat -u TCP{version}-LISTEN:5001,reuseaddr OPEN:/tmp/stream,creat,trunc");
+        let receiver = self.guest.start(&listener);
+        self.guest.sh("until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1389 .* 0A '; do sleep 0.05; done");
+        let namespace = &self.world.hosts[0];
+        let mut sender = namespace.inside(|| TcpStream::connect(SocketAddr::new(guest, 5001)).expect("connect"));
+        sender.set_write_timeout(Some(STALLED)).expect("a timeout");
+        sender.write_all(&content).expect("the stream goes on");
+        drop(sender);
+        self.guest.wait(receiver).expect();
+        assert_eq!(sum(&self.guest.sh("sha256sum /tmp/stream")), expected, "SHA-256 in the guest");
+
+        let listener = namespace.inside(|| TcpListener::bind(SocketAddr::new(host, 5001)).expect("listen"));
+        let to = SocketAddr::new(host, 5001);
+        let sender = self.guest.start(&format!("socat -u OPEN:/tmp/stream TCP{version}:{to}"));
+        let (mut stream, _) = listener.accept().expect("a connection");
+        stream.set_read_timeout(Some(STALLED)).expect("a timeout");
+        let mut returned = Vec::new();
+        stream.read_to_end(&mut returned).expect("the stream goes on");
+        self.guest.wait(sender).expect();
+        assert!(returned == content, "{} of {} bytes return, or they differ", returned.len(), content.len());
+    }
+}
+
+/// Returns the frames of an interface whose checksums are complete.
+fn complete(port: &mut FramePort) -> Vec<Vec<u8>> {
+    port.drain().into_iter().filter(|frame| !frame.checksum_pending).map(|frame| frame.bytes).collect()
+}
+
+/// Content of a datagram: its number and random bytes. All lengths of frames occur.
+fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
+    // The factor is a prime number and does not divide the number of lengths.
+    let frame = SHORTEST + usize::from(number) * 2237 % (longest - SHORTEST + 1);
+    let mut bytes = vec![0; frame - headers];
+    fastrand::Rng::with_seed(number.into()).fill(&mut bytes);
+    bytes[..2].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// Sends datagrams to an echo server. Each returns once and unchanged.
+fn echo_all(host: &Namespace, inner: &Inner, count: u16, longest: usize) {
+    let socket = host.inside(|| UdpSocket::bind((inner.host[0], 0)).expect("bind"));
+    socket.connect((inner.guest[0], 7)).expect("an address");
+    socket.set_read_timeout(Some(STALLED)).expect("a timeout");
+    // Each datagram can occupy several times its length.
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER).expect("a buffer");
+    let (mut next, mut open, mut buffer) = (0, BTreeSet::new(), vec![0; 65_536]);
+    loop {
+        // The server takes others when it has seen the first one.
+        let window = if next <= 1 { 1 } else { WINDOW };
+        while next < count && open.len() < window {
+            socket.send(&content(next, inner.headers, longest)).expect("sent");
+            open.insert(next);
+            next += 1;
+        }
+        if open.is_empty() {
+            return;
+        }
+        let length = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("{open:?} do not return: {error}"));
+        let number = buffer[..length].first_chunk().map_or(u16::MAX, |bytes| u16::from_be_bytes(*bytes));
+        assert!(open.remove(&number), "{length} bytes of {number}, which is not on its way");
+        assert!(buffer[..length] == content(number, inner.headers, longest), "datagram {number} has changed");
+    }
+}
+
+/// Each tunnel carries frames of all lengths and TCP unharmed, and tshark accepts its packets.
+pub(crate) fn carry(variant: Variant) {
+    let Some(mut peer) = Peer::boot(variant) else { return };
+    let datagrams = if variant.driver == "af_packet" { DATAGRAMS } else { DATAGRAMS / 10 };
+    for cell in CELLS {
+        let gateway = peer.connect(cell, peer.longest);
+        for inner in cell.inner {
+            let start = Instant::now();
+            peer.sample(cell, inner);
+            peer.exchange(inner, datagrams);
+            peer.stream(inner, TCP_BYTES);
+            print_uncaptured(&format!(
+                "{}: {}, {} inside: {datagrams} datagrams and {} MiB of TCP each \
+                 way; {:.1} s",
+                variant.name,
+                cell.name,
+                inner.name,
+                TCP_BYTES >> 20,
+                start.elapsed().as_secs_f64()
+            ));
+        }
+        let summary = peer.disconnect(cell, gateway);
+        let frames = u64::from(datagrams + SAMPLE) * 2 * cell.inner.len() as u64;
+        assert!(summary.number("rx_packets") > frames, "{}", summary.json);
+    }
+}
+
+/// Superframes of the host enter each tunnel over UDP whole, and the guest gets the same bytes. The guest's own
+/// offloads do not matter.
+pub(crate) fn carry_superframes(variant: Variant) {
+    let Some(mut peer) = Peer::boot(variant) else { return };
+    for cell in CELLS.iter().filter(|cell| ["vxlan ", "geneve "].iter().any(|kind| cell.link.starts_with(kind))) {
+        for offloads in ["on", "off"] {
+            peer.guest.sh(&format!(
+                "ethtool -K eth0 tx {offloads} rx {offloads} tso {offloads} gso {offloads} gro {offloads}"
+            ));
+            let gateway = peer.connect(cell, 1430);
+            for inner in cell.inner {
+                peer.stream(inner, SUPERFRAME_BYTES);
+            }
+            let summary = peer.disconnect(cell, gateway);
+            let wan = &summary.json["ports"][0]["tx_queues"];
+            let sum = |counter: &str| -> u64 {
+                wan.as_array().expect("queues").iter().filter_map(|queue| queue[counter].as_u64()).sum()
+            };
+            let (packets, bytes) = (sum("packets"), sum("bytes"));
+            print_uncaptured(&format!(
+                "{}: {}, offloads of the guest {offloads}: {bytes} bytes in {packets} packets",
+                variant.name, cell.name
+            ));
+            // Acknowledgements and the packets of the start are small.
+            assert!(bytes > 2000 * packets && sum("segmented") == 0, "{}", summary.json);
+        }
+    }
+}
