@@ -1,6 +1,6 @@
 //! The programs with independent peers: Linux hosts behind veth cables, the kernel's `vxlan` device as remote
-//! VTEP, and scapy and tshark as checkers of frames. Debian's kernel in a guest is a further remote. Each test
-//! creates and removes its own network namespaces.
+//! VTEP, and scapy and tshark as checkers of frames. Further remotes are Debian's kernel in a guest and Open
+//! vSwitch. Each test creates and removes its own network namespaces.
 //!
 //! Each check runs with both kernel drivers and with emulated NICs, and with both IP versions of the
 //! underlay. The checks with traffic of every kind also run with each receive and transmit mode of a driver.
@@ -22,6 +22,7 @@ mod memory;
 mod mtu;
 mod observe;
 mod offload;
+mod ovs;
 mod ping;
 mod program;
 mod reload;
@@ -330,6 +331,16 @@ guest! {
     guest_af_packet, by("af_packet", false);
     guest_af_xdp, by("af_xdp", false);
     guest_mlx5, by("mlx5", false);
+}
+over! {
+    ovs_af_packet_ipv4,
+    by("af_packet", false),
+    tunnels: crate::ovs::carry;
+}
+over! {
+    ovs_af_xdp_ipv6,
+    by("af_xdp", true),
+    tunnels: crate::ovs::carry;
 }
 over! {
     guest_superframes,
