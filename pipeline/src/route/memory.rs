@@ -50,8 +50,8 @@ impl Cells {
 
     /// Number of units.
     fn units(&self) -> u32 {
-        /// A published entry has 31 bits for a unit.
-        const MOST: u32 = (1 << 31) / LINE_UNITS;
+        /// A published entry has 30 bits for a unit.
+        const MOST: u32 = (1 << 30) / LINE_UNITS;
         u32::try_from(self.0.len()).map_or(MOST, |lines| lines.min(MOST)) * LINE_UNITS
     }
 

@@ -32,6 +32,7 @@
 //! one address changes by one of these stores. A reader therefore finds the old or the new one. Replaced blocks are
 //! used again when all readers have been quiescent.
 
+mod group;
 mod memory;
 mod prefix;
 #[cfg(all(test, not(loom)))]
@@ -45,9 +46,10 @@ use wirepath_packet::BATCH;
 use crate::epoch::{Domain, Guard};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::zeroed_memory::{Line, Pages, Zeroed};
+pub use group::{GroupMember, NextHopGroup};
 use memory::{Cells, UNIT_CELLS};
 pub use prefix::{NetworkPrefix, PrefixError};
-use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, is_block};
+use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, entry_mask, is_block, place_of, unit_of};
 
 /// Result of a lookup that finds no route.
 pub const NO_ROUTE: u32 = u32::MAX;
@@ -219,7 +221,8 @@ impl RouteView<'_> {
     /// Panics if there are more than [`BATCH`] addresses, or if `values` has another length.
     #[inline]
     pub fn lookup4_batch(&self, vrf: u16, addresses: &[u32], values: &mut [u32]) {
-        self.lookup_batch(|_| vrf, |i| u64::from(addresses[i]) << 32, addresses.len(), values);
+        let direct = self.direct::<u64>(vrf);
+        self.lookup_batch(|_| direct, |i| u64::from(addresses[i]) << 32, addresses.len(), values);
     }
 
     /// Stores the result of [`Self::lookup6`] in one VRF for each address.
@@ -228,7 +231,8 @@ impl RouteView<'_> {
     /// Panics if there are more than [`BATCH`] addresses, or if `values` has another length.
     #[inline]
     pub fn lookup6_batch(&self, vrf: u16, addresses: &[u128], values: &mut [u32]) {
-        self.lookup_batch(|_| vrf, |i| addresses[i], addresses.len(), values);
+        let direct = self.direct::<u128>(vrf);
+        self.lookup_batch(|_| direct, |i| addresses[i], addresses.len(), values);
     }
 
     /// Stores the result of [`Self::lookup4`] for each pair of VRF and address.
@@ -239,7 +243,7 @@ impl RouteView<'_> {
     pub fn lookup4_vrfs(&self, vrfs: &[u16], addresses: &[u32], values: &mut [u32]) {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
-        self.lookup_batch(|i| vrfs[i], |i| u64::from(addresses[i]) << 32, count, values);
+        self.lookup_batch(|i| self.direct::<u64>(vrfs[i]), |i| u64::from(addresses[i]) << 32, count, values);
     }
 
     /// Stores the result of [`Self::lookup6`] for each pair of VRF and address.
@@ -250,7 +254,7 @@ impl RouteView<'_> {
     pub fn lookup6_vrfs(&self, vrfs: &[u16], addresses: &[u128], values: &mut [u32]) {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
-        self.lookup_batch(|i| vrfs[i], |i| addresses[i], count, values);
+        self.lookup_batch(|i| self.direct::<u128>(vrfs[i]), |i| addresses[i], count, values);
     }
 
     #[inline(always)]
@@ -271,10 +275,11 @@ impl RouteView<'_> {
     #[inline(always)]
     fn entry(&self, block: u32, position: u32) -> u32 {
         // SAFETY: all callers take the block from a published entry. The bitmap does not change after that.
-        let bitmap = unsafe { self.tables.cells.published_pair(block) };
+        let bitmap = unsafe { self.tables.cells.published_pair(unit_of(block)) };
         // The bit of position 0 is always set, so the count is at least 1.
-        let run = (bitmap << (63 - position)).count_ones();
-        self.cell(block as usize * UNIT_CELLS + 1 + run as usize)
+        let run = (bitmap << (63 - position)).count_ones() - 1;
+        let (cell, shift) = place_of(block, run);
+        self.cell(unit_of(block) as usize * UNIT_CELLS + cell as usize) >> shift & entry_mask(block)
     }
 
     #[inline(always)]
@@ -290,48 +295,57 @@ impl RouteView<'_> {
     }
 
     /// Looks up a batch. Each level of the trees is a pass over all addresses, which prefetches the next level, so that
-    /// the cache misses overlap.
+    /// the cache misses overlap. No step depends on a branch that the addresses decide.
     #[inline(always)]
     fn lookup_batch<A: Address>(
         &self,
-        vrf: impl Fn(usize) -> u16,
+        direct: impl Fn(usize) -> Direct,
         address: impl Fn(usize) -> A,
         count: usize,
         values: &mut [u32],
     ) {
         assert!(count <= BATCH && values.len() == count, "a batch of addresses and one value for each");
-        let cells = &*self.tables.cells;
-        let (mut index, mut rest) = ([0; BATCH], [A::default(); BATCH]);
+        let (mut index, mut rest, mut entries) = ([0; BATCH], [A::default(); BATCH], [NONE; BATCH]);
         for i in 0..count {
-            let (direct, address) = (self.direct::<A>(vrf(i)), address(i));
+            let (direct, address) = (direct(i), address(i));
             index[i] = direct.base as usize * UNIT_CELLS + address.index(direct.bits);
             rest[i] = address.skip(direct.bits);
-            cells.prefetch(index[i]);
+            self.tables.cells.prefetch(index[i]);
         }
         // Addresses that are not resolved yet.
         let (mut open, mut left) = ([0u8; BATCH], 0);
         for i in 0..count {
             let entry = self.cell(index[i]);
-            values[i] = entry;
-            open[left] = i as u8;
-            left += usize::from(is_block(entry));
-            cells.prefetch(if is_block(entry) { block_of(entry) as usize * UNIT_CELLS } else { 0 });
+            left = self.keep_open(i, entry, &mut entries, &mut open, left);
         }
         while left > 0 {
             let now = std::mem::take(&mut left);
             for at in 0..now {
                 let i = usize::from(open[at]) % BATCH;
-                let entry = self.entry(block_of(values[i]), rest[i].position());
+                let entry = self.entry(block_of(entries[i]), rest[i].position());
                 rest[i] = rest[i].skip(STRIDE);
-                values[i] = entry;
-                open[left] = i as u8;
-                left += usize::from(is_block(entry));
-                cells.prefetch(if is_block(entry) { block_of(entry) as usize * UNIT_CELLS } else { 0 });
+                left = self.keep_open(i, entry, &mut entries, &mut open, left);
             }
         }
-        for value in values {
-            *value = decode(*value);
+        for (value, entry) in values.iter_mut().zip(entries) {
+            *value = decode(entry);
         }
+    }
+
+    /// Stores the entry of an address. If it is a block, adds the address to the open ones and prefetches the block.
+    #[inline(always)]
+    fn keep_open(
+        &self,
+        i: usize,
+        entry: u32,
+        entries: &mut [u32; BATCH],
+        open: &mut [u8; BATCH],
+        left: usize,
+    ) -> usize {
+        entries[i] = entry;
+        open[left % BATCH] = i as u8;
+        self.tables.cells.prefetch(if is_block(entry) { unit_of(block_of(entry)) as usize * UNIT_CELLS } else { 0 });
+        left + usize::from(is_block(entry))
     }
 }
 
@@ -492,4 +506,43 @@ impl RouteWriter {
 fn publish(tables: &RouteTables, vrf: u16, family: usize, direct: Direct) {
     let number = u64::from(direct.base) << 32 | u64::from(direct.bits);
     tables.direct(vrf, family).store(number, Ordering::Release);
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// While the writer inserts nested routes, changes and removes them, a reader finds a route that covers its
+    /// address, with a value that it had at some time. Blocks are made, replaced and changed in place.
+    #[test]
+    fn readers_find_the_old_or_the_new_route() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let domain = Domain::new();
+            let mut writer = RouteWriter::new(&domain, RouteLimits { bytes: 1 << 11 });
+            let tables = writer.tables();
+            let route = |text: &str| text.parse::<NetworkPrefix>().unwrap();
+            writer.insert(1, route("128.0.0.0/1"), 10).unwrap();
+            let mut reader = domain.join();
+            let worker = thread::spawn(move || {
+                for _ in 0..2 {
+                    let view = tables.view(reader.guard());
+                    let found = view.lookup4(1, 0x8000_0001);
+                    assert!([10, 20, 30, 31].contains(&found), "{found}");
+                    let found = view.lookup4(1, 0xf000_0001);
+                    assert!([10, 20].contains(&found), "{found}");
+                    reader.quiescent();
+                }
+            });
+            writer.insert(1, route("128.0.0.0/8"), 30).unwrap();
+            writer.insert(1, route("128.0.0.0/8"), 31).unwrap();
+            writer.insert(1, route("128.0.0.0/1"), 20).unwrap();
+            writer.reclaim();
+            writer.remove(1, route("128.0.0.0/8"));
+            worker.join().unwrap();
+            writer.reclaim();
+        });
+    }
 }

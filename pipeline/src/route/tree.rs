@@ -4,7 +4,7 @@
 //! The writer's side of the trees.
 
 use super::memory::{Allocator, Cells, UNIT_CELLS};
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// Entry of addresses without a route.
 pub(super) const NONE: u32 = 0;
@@ -24,10 +24,34 @@ pub(super) const fn is_block(entry: u32) -> bool {
     entry & 1 != 0
 }
 
-/// Returns the block that an entry points to.
+/// Returns the block that an entry points to: its first unit in the upper bits, and whether it is narrow in bit 0.
 #[inline(always)]
 pub(super) const fn block_of(entry: u32) -> u32 {
     entry >> 1
+}
+
+/// Returns the first unit of a block.
+#[inline(always)]
+pub(super) const fn unit_of(block: u32) -> u32 {
+    block >> 1
+}
+
+/// Returns the cell of a run in its block, and the number of bits in front of its entry there.
+#[inline(always)]
+pub(super) const fn place_of(block: u32, run: u32) -> (u32, u32) {
+    let narrow = block & 1;
+    (2 + (run >> narrow), (run & narrow) * 16)
+}
+
+/// Returns the bits of an entry in its cell.
+#[inline(always)]
+pub(super) const fn entry_mask(block: u32) -> u32 {
+    u32::MAX >> ((block & 1) * 16)
+}
+
+/// Returns the number of cells of the runs of a block.
+const fn run_cells(runs: u32, narrow: bool) -> u32 {
+    if narrow { runs.div_ceil(2) } else { runs }
 }
 
 const fn pointer(block: u32) -> u32 {
@@ -40,8 +64,8 @@ const fn position(bits: u128, level: usize) -> u32 {
 }
 
 /// Number of units of a block with `runs` runs.
-const fn block_units(runs: u32) -> u32 {
-    (runs + 3).div_ceil(UNIT_CELLS as u32)
+const fn block_units(runs: u32, narrow: bool) -> u32 {
+    (run_cells(runs, narrow) + 3).div_ceil(UNIT_CELLS as u32)
 }
 
 /// Number of units of a record with `routes` routes.
@@ -93,7 +117,8 @@ impl Direct {
 /// Memory of all trees, and the operations on it.
 ///
 /// A **block** resolves six bits of the address to 64 entries. Equal neighbours are one *run*. The block holds a
-/// bitmap of the positions at which a run begins, the entry of each run, and the index of its record. Readers see
+/// bitmap of the positions at which a run begins, the entry of each run, and the index of its record. A *narrow* block
+/// has only values below 32767 and holds them in 16 bits each, so that most blocks take half a cache line. Readers see
 /// blocks. An entry is [`NONE`], a value plus one in the upper 31 bits, or the index of a block with bit 0 set.
 ///
 /// A **record** holds the routes that end in a block: a bitmap of 128 bits, and values in the order
@@ -115,79 +140,93 @@ impl Forest {
 
     // Blocks.
 
-    fn load(&self, block: u32, cell: u32) -> u32 {
-        self.blocks.cell(block as usize * UNIT_CELLS + cell as usize).load(Ordering::Relaxed)
-    }
-
-    /// Release: a reader that sees the entry sees the content of the block that it points to.
-    fn store(&self, block: u32, cell: u32, value: u32) {
-        self.blocks.cell(block as usize * UNIT_CELLS + cell as usize).store(value, Ordering::Release);
+    fn cell(&self, block: u32, cell: u32) -> &AtomicU32 {
+        self.blocks.cell(unit_of(block) as usize * UNIT_CELLS + cell as usize)
     }
 
     fn bitmap(&self, block: u32) -> u64 {
         // SAFETY: this thread allocated the block, and only this thread writes.
-        unsafe { self.blocks.published_pair(block) }
+        unsafe { self.blocks.published_pair(unit_of(block)) }
     }
 
-    /// Returns the cell of the run that contains a position.
-    fn run_cell(&self, block: u32, position: u32) -> u32 {
-        1 + (self.bitmap(block) << (63 - position)).count_ones()
+    fn runs(&self, block: u32) -> u32 {
+        self.bitmap(block).count_ones()
+    }
+
+    /// Returns the entry of a run.
+    fn load(&self, block: u32, run: u32) -> u32 {
+        let (cell, shift) = place_of(block, run);
+        self.cell(block, cell).load(Ordering::Relaxed) >> shift & entry_mask(block)
+    }
+
+    /// Release: a reader that sees the entry sees the content of the block that it points to. No other thread writes, so
+    /// the other entry of a narrow cell stays.
+    fn store(&self, block: u32, run: u32, entry: u32) {
+        let ((cell, shift), mask) = (place_of(block, run), entry_mask(block));
+        let cell = self.cell(block, cell);
+        let others = cell.load(Ordering::Relaxed) & !(mask << shift);
+        cell.store(others | entry << shift, Ordering::Release);
+    }
+
+    /// Returns the run that contains a position.
+    fn run_of(&self, block: u32, position: u32) -> u32 {
+        (self.bitmap(block) << (63 - position)).count_ones() - 1
     }
 
     fn entry(&self, block: u32, position: u32) -> u32 {
-        self.load(block, self.run_cell(block, position))
+        self.load(block, self.run_of(block, position))
+    }
+
+    fn record_of(&self, block: u32) -> &AtomicU32 {
+        self.cell(block, 2 + run_cells(self.runs(block), is_narrow(block)))
     }
 
     fn record(&self, block: u32) -> u32 {
-        self.load(block, 2 + self.bitmap(block).count_ones())
+        self.record_of(block).load(Ordering::Relaxed)
     }
 
     fn set_record(&self, block: u32, record: u32) {
-        self.store(block, 2 + self.bitmap(block).count_ones(), record);
+        self.record_of(block).store(record, Ordering::Relaxed);
     }
 
     fn expand(&self, block: u32) -> [u32; 64] {
         let mut entries = [NONE; 64];
-        let (bitmap, mut cell) = (self.bitmap(block), 1);
-        let mut entry = NONE;
-        for (position, slot) in entries.iter_mut().enumerate() {
-            if bitmap >> position & 1 != 0 {
-                cell += 1;
-                entry = self.load(block, cell);
-            }
-            *slot = entry;
+        let mut starts = positions(self.bitmap(block)).peekable();
+        for run in 0.. {
+            let Some(start) = starts.next() else { break };
+            let end = starts.peek().copied().unwrap_or(64);
+            entries[start..end].fill(self.load(block, run));
         }
         entries
     }
 
     fn create(&mut self, tree: &mut Tree, entries: &[u32; 64], bitmap: u64, record: u32) -> u32 {
-        let runs = bitmap.count_ones();
-        let block = self.block_memory.allocate(block_units(runs));
-        tree.units += super::memory::rounded(block_units(runs)) as usize;
-        self.store(block, 0, bitmap as u32);
-        self.store(block, 1, (bitmap >> 32) as u32);
-        let mut cell = 2;
-        for position in positions(bitmap) {
-            self.store(block, cell, entries[position]);
-            cell += 1;
+        let narrow = fits_narrow(entries);
+        let units = block_units(bitmap.count_ones(), narrow);
+        let block = self.block_memory.allocate(units) << 1 | u32::from(narrow);
+        tree.units += super::memory::rounded(units) as usize;
+        self.cell(block, 0).store(bitmap as u32, Ordering::Relaxed);
+        self.cell(block, 1).store((bitmap >> 32) as u32, Ordering::Relaxed);
+        for (run, position) in (0..).zip(positions(bitmap)) {
+            self.store(block, run, entries[position]);
         }
-        self.store(block, cell, record);
+        self.set_record(block, record);
         block
     }
 
     fn retire(&mut self, tree: &mut Tree, block: u32) {
-        let units = block_units(self.bitmap(block).count_ones());
+        let units = block_units(self.runs(block), is_narrow(block));
         tree.units -= super::memory::rounded(units) as usize;
-        self.block_memory.retire(block, units);
+        self.block_memory.retire(unit_of(block), units);
     }
 
     /// Gives a block new entries: in place if its runs are the same, else in a new block.
     fn rebuild(&mut self, tree: &mut Tree, block: u32, entries: &[u32; 64]) -> u32 {
         let (old, new) = (self.bitmap(block), runs(entries));
-        if old == new {
-            for (cell, position) in (2..).zip(positions(new)) {
-                if self.load(block, cell) != entries[position] {
-                    self.store(block, cell, entries[position]);
+        if old == new && (!is_narrow(block) || fits_narrow(entries)) {
+            for (run, position) in (0..).zip(positions(new)) {
+                if self.load(block, run) != entries[position] {
+                    self.store(block, run, entries[position]);
                 }
             }
             return block;
@@ -214,7 +253,7 @@ impl Forest {
 
     // Records.
 
-    fn record_cell(&self, record: u32, cell: u32) -> &crate::sync::AtomicU32 {
+    fn record_cell(&self, record: u32, cell: u32) -> &AtomicU32 {
         self.records.cell(record as usize * UNIT_CELLS + cell as usize)
     }
 
@@ -373,13 +412,13 @@ impl Forest {
         while level > 0 {
             level -= 1;
             let (block, position) = path[level];
-            let cell = self.run_cell(block, position);
-            let before = self.load(block, cell);
+            let run = self.run_of(block, position);
+            let before = self.load(block, run);
             if before == next {
                 return old;
             }
             if is_block(before) && is_block(next) {
-                self.store(block, cell, next);
+                self.store(block, run, next);
                 return old;
             }
             let mut entries = self.expand(block);
@@ -395,7 +434,7 @@ impl Forest {
     /// Returns the entry that points to a block, or retires a block without routes and blocks below it and returns
     /// `inherited`.
     fn collapse(&mut self, tree: &mut Tree, block: u32, inherited: u32) -> u32 {
-        if self.record(block) != 0 || self.bitmap(block) != 1 || is_block(self.load(block, 2)) {
+        if self.record(block) != 0 || self.bitmap(block) != 1 || is_block(self.load(block, 0)) {
             return pointer(block);
         }
         self.retire(tree, block);
@@ -497,8 +536,8 @@ impl Forest {
             return;
         }
         let block = block_of(entry);
-        for cell in 2..2 + self.bitmap(block).count_ones() {
-            self.retire_entry(tree, self.load(block, cell));
+        for run in 0..self.runs(block) {
+            self.retire_entry(tree, self.load(block, run));
         }
         let record = self.record(block);
         if record != 0 {
@@ -522,6 +561,16 @@ const fn range(key: u32) -> u64 {
     let width = key.leading_zeros() - (31 - STRIDE);
     let first = (key << width) & 63;
     (u64::MAX >> (64 - (1 << width))) << first
+}
+
+const fn is_narrow(block: u32) -> bool {
+    block & 1 != 0
+}
+
+/// Returns whether a narrow block can hold entries.
+fn fits_narrow(entries: &[u32; 64]) -> bool {
+    // No entry is a block, and none exceeds 16 bits.
+    entries.iter().fold(0, |all, entry| all | entry) & 0xffff_0001 == 0
 }
 
 /// Returns the positions at which a run begins.
