@@ -7,6 +7,7 @@ mod forward;
 mod hardware;
 mod measure;
 mod nic;
+mod route;
 mod rules;
 mod table;
 mod tunnel;
@@ -46,6 +47,8 @@ enum Command {
     Hardware(hardware::Arguments),
     /// Look up exact keys in the rule engine's hash table, and insert them
     Table(table::Arguments),
+    /// Look up addresses in the routing tables, and insert routes
+    Route(route::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
             Command::Rules(arguments) => rules::run(&arguments)?.print(json),
             Command::Hardware(arguments) => hardware::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
             Command::Table(arguments) => table::run(&arguments)?.print(json),
+            Command::Route(arguments) => route::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
         }
     })
 }
