@@ -73,7 +73,7 @@ impl NextHopGroup {
     /// choose the bucket.
     #[inline(always)]
     pub fn select(&self, hash: u32) -> u32 {
-        let bucket = (u64::from(hash) * self.buckets.len() as u64 >> 32) as usize;
+        let bucket = ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize;
         self.buckets[bucket]
     }
 

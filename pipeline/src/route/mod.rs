@@ -314,8 +314,8 @@ impl RouteView<'_> {
         }
         // Addresses that are not resolved yet.
         let (mut open, mut left) = ([0u8; BATCH], 0);
-        for i in 0..count {
-            let entry = self.cell(index[i]);
+        for (i, &at) in index[..count].iter().enumerate() {
+            let entry = self.cell(at);
             left = self.keep_open(i, entry, &mut entries, &mut open, left);
         }
         while left > 0 {
