@@ -103,7 +103,7 @@ const LENGTHS4: &[(u8, u32)] = &[
     (32, 4),
 ];
 
-/// Those of the IPv6 table.
+/// Numbers of prefixes by length, of the IPv6 table.
 const LENGTHS6: &[(u8, u32)] = &[
     (20, 2),
     (24, 4),

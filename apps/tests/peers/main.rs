@@ -316,6 +316,7 @@ over! {
     by("tap", true),
     whole: crate::superframes::pass_whole_between_taps;
 }
+
 /// The tunnel devices of Debian's kernel, in a guest.
 macro_rules! guest {
     ($($module:ident, $variant:expr;)*) => {
@@ -344,7 +345,7 @@ over! {
 }
 over! {
     guest_superframes,
-    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", false) },
+    by("af_packet", false),
     tunnels: crate::guest::carry_superframes;
 }
 frames! {

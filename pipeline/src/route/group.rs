@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_buckets_of_a_member_that_leaves_or_returns_move() {
+    fn only_buckets_of_a_changed_member_move() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = Rng::with_seed(seed);

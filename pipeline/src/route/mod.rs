@@ -514,7 +514,7 @@ mod loom_tests {
     use loom::thread;
 
     /// While the writer inserts nested routes, changes and removes them, a reader finds a route that covers its
-    /// address, with a value that it had at some time. Blocks are made, replaced and changed in place.
+    /// address. The route has a value that it had at some time. Blocks are made, replaced and changed in place.
     #[test]
     fn readers_find_the_old_or_the_new_route() {
         let mut model = loom::model::Builder::new();

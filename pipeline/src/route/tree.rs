@@ -159,8 +159,8 @@ impl Forest {
         self.cell(block, cell).load(Ordering::Relaxed) >> shift & entry_mask(block)
     }
 
-    /// Release: a reader that sees the entry sees the content of the block that it points to. No other thread writes, so
-    /// the other entry of a narrow cell stays.
+    /// Release: a reader that sees the entry sees the content of the block that it points to. No other thread writes,
+    /// so the other entry of a narrow cell stays.
     fn store(&self, block: u32, run: u32, entry: u32) {
         let ((cell, shift), mask) = (place_of(block, run), entry_mask(block));
         let cell = self.cell(block, cell);
