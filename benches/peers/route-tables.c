@@ -5,9 +5,9 @@
  *
  * OPERATIONS is a file of records of 24 bytes (struct operation) in the byte order of the machine. Lookups between
  * changes are made together. ANSWERS gets 32 bits for each lookup, UINT32_MAX where there is no route. `cycles` prints
- * the cycles of the time-stamp counter of a change, the median of all, when the table is complete. For each line of its
- * input it prints those of a lookup of 64 addresses at a time: the median of windows of 16384 of the last lookups of the
- * file. A window is short, so most of them see no other program on the core.
+ * the cycles of the time-stamp counter of a change, the median of all, when the table is complete. For each line of
+ * its input it prints those of a lookup of 64 addresses at a time: the median of windows of 16384 of the last lookups
+ * of the file. A window is short, so most of them see no other program on the core.
  *
  *     cc -O3 -march=native route-tables.c $(pkg-config --cflags --libs libdpdk)
  */

@@ -94,7 +94,7 @@ fn operations(seed: u64, is_v6: bool, rounds: usize, changes: usize, lookups: us
             match known {
                 Some(network) if random.u8(..4) == 0 => operations.push(Operation::Remove(network)),
                 Some(network) if random.u8(..8) == 0 => {
-                    operations.push(Operation::Insert(network, random.u32(..1 << 20)))
+                    operations.push(Operation::Insert(network, random.u32(..1 << 20)));
                 }
                 _ => {
                     let len = pick(&mut random, if is_v6 { LENGTHS6 } else { LENGTHS4 });
