@@ -90,7 +90,10 @@ impl<'a> Segmenter<'a> {
         };
         // Every frame would need another GRE checksum or sequence number.
         let rewritten = gre::FLAG_CHECKSUM | gre::FLAG_SEQUENCE;
-        if outer.is_some_and(|o| o.l4_type() == L4Type::Gre && o.gre(head).is_none_or(|h| h.flags() & rewritten != 0)) {
+        // The payload may continue in further buffers, so that the header has no view.
+        let gre_flags = |o: &HeaderOffsets| head.get(o.l4()..)?.first_chunk().map(|flags| u16::from_be_bytes(*flags));
+        let is_rewritten = |o: &HeaderOffsets| gre_flags(o).is_none_or(|flags| flags & rewritten != 0);
+        if outer.is_some_and(|o| o.l4_type() == L4Type::Gre && is_rewritten(&o)) {
             return Err(SegmentError::NotTransport);
         }
         if inner.is_fragment() || outer.is_some_and(|o| o.is_fragment()) {

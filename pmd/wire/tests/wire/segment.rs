@@ -264,6 +264,8 @@ fn tunnels_without_udp() {
             let l4 = whole.inner().unwrap_or_else(|| panic!("{kind}: {whole:?}")).l4();
             let segments = cut(&frame, l4, 1000).unwrap();
             assert_eq!(segments.len(), 3);
+            let first_buffer = &frame[..whole.innermost().payload()];
+            assert_eq!(Segmenter::new(first_buffer, &whole, l4, 1000).unwrap().remaining(), 3, "{kind}");
             let mut joined: Vec<u8> = Vec::new();
             for (i, segment) in segments.iter().enumerate() {
                 let parsed = parse(segment).unwrap();
