@@ -28,6 +28,9 @@ macro_rules! segment_keys {
     ($($first:expr,)*) => {
         &[
             $($first,)*
+            Argument::optional("vni", Number, "network identifier; most kinds need one"),
+            Argument::optional("kind", Text, "kind of the tunnels; without it, that of the underlay"),
+            Argument::optional("payload", Text, "payload of the tunnels: ethernet or ip"),
             Argument::optional("remotes", List, "addresses of the remotes, with commas between"),
             Argument::optional("ports", Attachments, "ports with their VLAN, as in lan,lan2.100"),
             Argument::optional("local", Text, "own address of the tunnels"),
@@ -56,10 +59,10 @@ macro_rules! segment_keys {
 static SEGMENT: ConfigObject = ConfigObject {
     spec: &ObjectSpec {
         name: "segment",
-        about: "A layer-2 network of local ports and remotes; an empty value means the default",
+        about: "A layer-2 network of local ports and remotes, or a layer-3 tunnel; an empty value means the default",
         operations: &[
-            (Operation::Add, segment_keys![NAME, Argument::required("vni", Number, "network identifier"),]),
-            (Operation::Set, segment_keys![NAME, Argument::optional("vni", Number, "network identifier"),]),
+            (Operation::Add, segment_keys![NAME,]),
+            (Operation::Set, segment_keys![NAME,]),
             (Operation::Remove, &[NAME]),
         ],
     },

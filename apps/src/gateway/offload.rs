@@ -159,7 +159,7 @@ fn install_encap(
     let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return never("the segment was removed") };
     let rule = match encap_rule(config, segment, (tunnel.local, tunnel.remote), 0, &hops) {
         Ok(Some(rule)) => rule,
-        Ok(None) => return never("the outer DSCP is that of each packet"),
+        Ok(None) => return never("fields of the headers differ from packet to packet"),
         Err(error) => return never(&error.to_string()),
     };
     match rule.actions().first() {

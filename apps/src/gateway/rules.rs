@@ -76,6 +76,9 @@ pub fn decap_rule(
     hop: Hop<'_>,
 ) -> Result<Option<Rule>, RuleError> {
     let underlay = &config.underlay;
+    if segment.is_routed_tunnel() {
+        return Ok(None);
+    }
     let Some(tunnel) = segment.kind.exact_item(segment.vni) else { return Ok(None) };
     let (us, _) = hop(remote);
     let link = Item::new(ItemKind::Eth).exact(Field::EthDst, mac(us));

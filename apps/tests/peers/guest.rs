@@ -4,6 +4,8 @@
 //! host0 eth0 --- lan0 | gateway | wan --- bridge --- TAP guest --- eth0 | tun0: a tunnel device of the guest
 //! ```
 //!
+//! A layer-3 tunnel of the guest is `tun0` too; the gateway routes between it and the network of the local host.
+//!
 //! [`CELLS`] has the tunnels. Each of them carries datagrams of all lengths and TCP, over both IP versions inside.
 
 use std::collections::BTreeSet;
@@ -28,7 +30,8 @@ struct Cell {
     link: &'static str,
     /// Keys of the gateway's segment.
     segment: &'static str,
-    /// Field of tshark, and its value in each packet of the tunnel.
+    /// Field of tshark, and its value in each packet of the tunnel. `{protocol}` and `{ethertype}` are numbers of the IP
+    /// version inside.
     field: [&'static str; 2],
     /// IP versions inside.
     inner: &'static [Inner],
@@ -49,6 +52,16 @@ const IPV4: Inner =
 const IPV6: Inner =
     Inner { name: "IPv6", host: ["fd00:1::1", "fd00:1::1/64"], guest: ["fd00:1::65", "fd00:1::65/64"], headers: 62 };
 const BOTH: &[Inner] = &[IPV4, IPV6];
+/// Both versions over a layer-3 tunnel, whose ends are in other networks.
+const ROUTED: &[Inner] = &[
+    Inner { guest: ["10.2.0.101", "10.2.0.101/24"], ..IPV4 },
+    Inner { guest: ["fd00:2::65", "fd00:2::65/64"], ..IPV6 },
+];
+/// Networks of the local host, of the guest, and the gateway's addresses in the former.
+const ROUTES: [[&str; 4]; 2] = [
+    ["10.1.0.0/24", "10.2.0.0/24", "10.1.0.254", "10.1.0.254/24"],
+    ["fd00:1::/64", "fd00:2::/64", "fd00:1::fe", "fd00:1::fe/64"],
+];
 
 const CELLS: &[Cell] = &[
     Cell {
@@ -115,7 +128,86 @@ const CELLS: &[Cell] = &[
         field: ["gre.key", "0x0000002a"],
         inner: BOTH,
     },
+    // The device "sit" carries IPv4 (RFC 2003) and IPv6 (RFC 4213).
+    Cell {
+        name: "IP in IPv4",
+        ipv6: false,
+        link: "sit local {local} remote {remote} mode any",
+        segment: "kind = \"ipip\"",
+        field: ["ip.proto", "{protocol}"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "IP in IPv6",
+        ipv6: true,
+        link: "ip6tnl local {local} remote {remote} mode any encaplimit none",
+        segment: "kind = \"ipip\"",
+        field: ["ipv6.nxt", "{protocol}"],
+        inner: ROUTED,
+    },
+    // The device adds a destination option, the tunnel encapsulation limit (RFC 2473 section 4.1.1).
+    Cell {
+        name: "IP in IPv6 with a limit",
+        ipv6: true,
+        link: "ip6tnl local {local} remote {remote} mode any",
+        segment: "kind = \"ipip\"",
+        field: ["ipv6.version", "6"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "GRE over IPv4",
+        ipv6: false,
+        link: "gre local {local} remote {remote}",
+        segment: "kind = \"gre\"",
+        field: ["gre.proto", "{ethertype}"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "GRE with key, checksum and sequence over IPv4",
+        ipv6: false,
+        link: "gre local {local} remote {remote} key 42 csum seq",
+        segment: "kind = \"gre\"\nvni = 42\ngre = { checksum = true, sequence = true }",
+        field: ["gre.key", "0x0000002a"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "GRE with key over IPv6",
+        ipv6: true,
+        link: "ip6gre local {local} remote {remote} encaplimit none key 42",
+        segment: "kind = \"gre\"\nvni = 42",
+        field: ["gre.key", "0x0000002a"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "GENEVE with IP packets over IPv4",
+        ipv6: false,
+        link: "geneve id 42 remote {remote} dstport 6081 innerprotoinherit",
+        segment: "kind = \"geneve\"\nvni = 42\npayload = \"ip\"",
+        field: ["geneve.vni", "0x00002a"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "GENEVE with IP packets over IPv6",
+        ipv6: true,
+        link: "geneve id 42 remote {remote} dstport 6081 innerprotoinherit",
+        segment: "kind = \"geneve\"\nvni = 42\npayload = \"ip\"",
+        field: ["geneve.vni", "0x00002a"],
+        inner: ROUTED,
+    },
 ];
+
+impl Cell {
+    /// Returns whether the tunnel carries IP packets, so that the gateway routes.
+    fn is_routed(&self) -> bool {
+        std::ptr::eq(self.inner, ROUTED)
+    }
+}
+
+impl Inner {
+    fn is_ipv6(&self) -> bool {
+        self.name == IPV6.name
+    }
+}
 
 /// Datagrams of an exchange, in each direction. There are more of them than lengths. Drivers other than AF_PACKET
 /// carry a tenth.
@@ -201,12 +293,28 @@ impl Peer {
         world.gateway.ip(&format!("link set lan0 mtu {inner_mtu}"));
         // The guest's device has a new address.
         host.ip("neigh flush all");
+        let (lan, routes) = if cell.is_routed() {
+            let [[v4, far4, router4, address4], [v6, far6, router6, address6]] = ROUTES;
+            for (network, far, router) in [(v4, far4, router4), (v6, far6, router6)] {
+                host.ip(&format!("route replace {far} via {router}"));
+                self.guest.sh(&format!("ip route replace {network} dev tun0"));
+            }
+            let segment = format!(
+                "addresses = [\"10.255.0.1/30\", \"fd00:ff::1/64\"]\n[[segment]]\nname = \"lan\"\n\
+                 addresses = [\"{address4}\", \"{address6}\"]\n"
+            );
+            let route = |to: &str| format!("{{ to = \"{to}\", next_hops = [{{ segment = \"blue\" }}] }}");
+            let routes = format!("[[vrf]]\nname = \"default\"\nroutes = [{}, {}]\n", route(far4), route(far6));
+            (segment, routes)
+        } else {
+            (String::new(), String::new())
+        };
         let variant = world.variant;
         let config = variant.port(0, "wan", &format!("mtu = {}", self.longest + TUNNEL))
             + &variant.port(1, "lan0", &format!("mtu = {inner_mtu}"))
             + &format!(
                 "[underlay]\nport = \"wan\"\naddresses = [\"{remote}/{}\"]\n[[segment]]\nname = \"blue\"\n{}\n\
-                 remotes = [\"{local}\"]\nports = [{{ port = \"lan0\" }}]\n",
+                 remotes = [\"{local}\"]\n{lan}ports = [{{ port = \"lan0\" }}]\n{routes}",
                 if cell.ipv6 { 64 } else { 24 },
                 cell.segment
             );
@@ -254,8 +362,12 @@ impl Peer {
         let frames = frames.concat();
         oracle::assert_clean(&frames);
         let rows = oracle::fields(&frames, &[cell.field[0]]);
+        let (protocol, ethertype) = if inner.is_ipv6() { ("41", "0x86dd") } else { ("4", "0x0800") };
+        let value = cell.field[1].replace("{protocol}", protocol).replace("{ethertype}", ethertype);
         for (rows, from) in [(&rows[..sent[0]], "the gateway"), (&rows[sent[0]..], "the guest")] {
-            let found = rows.iter().filter(|row| row[0] == cell.field[1]).count();
+            // The outermost one of several headers comes first.
+            let is_expected = |row: &&Vec<String>| row[0].split(',').next() == Some(value.as_str());
+            let found = rows.iter().filter(is_expected).count();
             assert!(found >= usize::from(SAMPLE), "{}: tshark finds {found} packets of {from}", cell.name);
         }
     }

@@ -333,9 +333,10 @@ guest! {
     guest_af_xdp, by("af_xdp", false);
     guest_mlx5, by("mlx5", false);
 }
+// Open vSwitch reads its interface by packet sockets without virtio headers, which do not take superframes.
 over! {
     ovs_af_packet_ipv4,
-    by("af_packet", false),
+    Variant { settings: [crate::superframes::CUT, ""], ..by("af_packet", false) },
     tunnels: crate::ovs::carry;
 }
 over! {

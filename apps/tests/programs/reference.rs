@@ -47,6 +47,12 @@ const PORTS: &str = "[[port]]\nname = \"lan\"\ndevice = \"eth1\"\n[[port]]\nname
 const UNDERLAY: &str = "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\"]\n";
 
 impl Place {
+    /// The place of a table `[[segment]]` that is a layer-3 tunnel.
+    fn of_routed_tunnel() -> Self {
+        let network = "[[segment]]\nremotes = [\"10.9.0.2\"]\naddresses = [\"10.1.0.1/24\"]\n";
+        Self { table: network.to_owned(), ..Self::of("segment").expect("the table is known") }
+    }
+
     /// The place of a table; `None` if this test does not know the table.
     fn of(path: &str) -> Option<Self> {
         let reader = |is_gateway| if is_gateway { Reader::Gateway } else { Reader::L2fwd };
@@ -318,6 +324,14 @@ fn bounds_and_choices_are_those_in_force() {
             }
             Form::Choice(words) => {
                 for word in words {
+                    if ["segment.kind = gre", "segment.kind = ipip", "segment.payload = ip"]
+                        .contains(&format!("{name} = {}", word.word).as_str())
+                    {
+                        let line = format!("{} = \"{}\"", key.name(), word.word);
+                        let read = Place::of_routed_tunnel().read(&[key.needs(word.word).unwrap_or_default(), &line]);
+                        read.unwrap_or_else(|error| panic!("{name} = {}: {error}", word.word));
+                        continue;
+                    }
                     accept(format!("\"{}\"", word.word), key.needs(word.word).unwrap_or_default());
                 }
                 refuse("\"no such word\"".to_owned(), "expected one of");

@@ -28,6 +28,9 @@ use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
 pub const MAX_SEGMENTS: usize = 4096;
+/// Ethernet address that stands for the other end of a layer-3 tunnel while the router processes its packets. Tunnel
+/// packets do not contain it.
+pub(super) const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// Maximum number of configured remotes over all segments.
 pub const MAX_REMOTES: usize = 65_536;
 
@@ -50,9 +53,19 @@ const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
     Key::choice_of("kind", ethernet_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
-const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", ethernet_kinds)
+const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", all_kinds)
     .absent("`kind` of the underlay")
     .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
+const PAYLOAD: Key<Choice<Payload>> = Key::choice(
+    "payload",
+    &[
+        ("ethernet", Payload::Ethernet, "Ethernet frames"),
+        ("ip", Payload::Ip, "IPv4 and IPv6 packets: the segment is a routed tunnel to its only remote"),
+    ],
+)
+.absent("\"ethernet\"; for kind = \"gre\" and \"ipip\", which carry nothing else, \"ip\"")
+.needs(&[("ip", "kind = \"gre\"")])
+.about("Payload of the segment's tunnels.");
 const UDP_PORT: Key<Integer<u16>> = Key::integer("udp_port", 1..=65_535)
     .absent("the registered port of the kind, such as 4789 for VXLAN")
     .about("UDP destination port of tunnels of the underlay's kind, in both directions.");
@@ -143,7 +156,7 @@ const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control char
     .absent("\"vni\" and the number, such as vni42; without number the kind")
     .about("Name of the segment in displays.");
 const VNI: Key<Integer<u32>> =
-    Key::integer("vni", 0..=Vni::MAX as i64).absent("an error; for kind = \"gretap\" packets without a key").about(
+    Key::integer("vni", 0..=Vni::MAX as i64).absent("an error; for GRE packets without a key").about(
         "Network identifier in tunnel headers: VNI, VSID of NVGRE, or key of GRE, which has up to 32 bits. Each \
          segment of a kind has another one.",
     );
@@ -182,12 +195,13 @@ const INNER_VLANS: Key<WithDefault<Choice<InnerVlans>>> = Key::choice(
 pub static SEGMENT: ConfigTable = ConfigTable {
     name: "segment",
     written: Written::Repeated,
-    about: "A layer-2 network: local ports and a network identifier of the tunnels, at most 4096 of them.",
+    about: "A layer-2 network of local ports and tunnels, or a layer-3 tunnel (`payload`), at most 4096 of them.",
     absent: "an error: at least one segment is needed",
     keys: &[
         &SEGMENT_NAME,
         &VNI,
         &SEGMENT_KIND,
+        &PAYLOAD,
         &LOCAL,
         &REMOTES,
         &LEARNING,
@@ -357,10 +371,15 @@ impl SegmentConfig {
         TunnelId { kind: self.kind.number(), id: self.vni }
     }
 
-    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers,
-    /// and without one the name.
-    pub(super) fn identity(&self) -> (TunnelId, Option<&str>) {
-        (self.tunnel_id(), self.vni.is_none().then_some(&self.name))
+    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers
+    /// with the payload, and without an identifier the name.
+    pub(super) fn identity(&self) -> (TunnelId, Payload, Option<&str>) {
+        (self.tunnel_id(), self.payload, self.vni.is_none().then_some(&self.name))
+    }
+
+    /// Returns whether the segment is a layer-3 tunnel.
+    pub fn is_routed_tunnel(&self) -> bool {
+        self.payload == Payload::Ip
     }
 
     /// Returns the tunnel header of the segment's packets.
@@ -616,6 +635,7 @@ impl FromValue for Dscp {
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
         let kind = self.kind(table)?;
+        let payload = payload(table, kind)?;
         let options = options(table, kind)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
@@ -646,6 +666,9 @@ impl Reader<'_> {
             Ok(None) | Err(_) => table.path().to_owned(),
         });
         let attachments = table.collect(self.attachments(table, &name, router.is_some()));
+        if payload == Payload::Ip {
+            check_routed_tunnel(table, router.is_some(), remotes.len());
+        }
         let vni = vni?;
         let id = TunnelId { kind: kind.number(), id: vni };
         match vni {
@@ -670,17 +693,20 @@ impl Reader<'_> {
         let attachments = attachments?;
         // Static entries refer to the rest of the segment.
         table.check_keys()?;
-        let statics = statics(table, self.ports, &remotes, &attachments)?;
+        let mut statics = statics(table, self.ports, &remotes, &attachments)?;
+        if payload == Payload::Ip {
+            statics.push((TUNNEL_PEER, StaticDestination::Remote(0)));
+        }
         Ok(SegmentConfig {
             name,
             vni,
             kind,
-            payload: Payload::Ethernet,
+            payload,
             options,
             locals,
             remotes,
             attachments,
-            learning,
+            learning: learning && payload == Payload::Ethernet,
             ageing,
             mtu,
             mtu_span,
@@ -833,10 +859,65 @@ fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result
     Ok(vni)
 }
 
+/// Returns the kinds of tunnels: word, value and description.
+fn all_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
+    KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect()
+}
+
 /// Returns the kinds of tunnels that carry Ethernet frames: word, value and description.
 fn ethernet_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
-    let carrying = KINDS.iter().filter(|kind| kind.carries(Payload::Ethernet));
-    carrying.map(|kind| (kind.name, *kind, kind.about)).collect()
+    all_kinds().into_iter().filter(|(_, kind, _)| kind.carries(Payload::Ethernet)).collect()
+}
+
+/// Returns the payload of a segment's tunnels.
+fn payload(table: &Settings<'_>, kind: &TunnelKind) -> Result<Payload> {
+    let default = if kind.carries(Payload::Ethernet) { Payload::Ethernet } else { Payload::Ip };
+    let payload = table.read(&PAYLOAD)?.unwrap_or(default);
+    if !kind.carries(payload) {
+        let (found, carried) = match payload {
+            Payload::Ethernet => ("ethernet", "IP packets"),
+            Payload::Ip => ("ip", "Ethernet frames"),
+        };
+        let hint = if *kind == super::kinds::gre::GRETAP { "; kind = \"gre\" carries IP packets" } else { "" };
+        let message = format!("found \"{found}\", but tunnels of kind {:?} carry {carried}{hint}", kind.name);
+        table.record(table.error_in(&PAYLOAD, message));
+        return Ok(default);
+    }
+    Ok(payload)
+}
+
+/// Checks the keys of a layer-3 tunnel: it has a router and one remote, and nothing of a layer-2 network.
+fn check_routed_tunnel(table: &Settings<'_>, has_router: bool, remotes: usize) {
+    if !has_router {
+        let message = "missing, but a tunnel with IP packets needs a router: write \"addresses\", \"vrf\" or both";
+        table.record(table.error_in(&SEGMENT_ADDRESSES, message));
+    }
+    if remotes != 1 {
+        let message = format!("found {remotes} remotes, expected one: a tunnel with IP packets has two ends");
+        table.record(table.misspelt(&REMOTES).unwrap_or_else(|| table.error_in(&REMOTES, message)));
+    }
+    let of_networks = [
+        PORTS.name,
+        STATIC.name,
+        suppression::NEIGHBOURS.name,
+        LEARNING.name(),
+        AGEING.name(),
+        ACCEPT_UNKNOWN_REMOTES.name(),
+        INNER_VLANS.name(),
+        ROUTER_MAC.name(),
+        storm_control::BROADCAST_LIMIT.name(),
+        storm_control::MULTICAST_LIMIT.name(),
+        storm_control::UNKNOWN_UNICAST_LIMIT.name(),
+        learning::MAC_LIMIT.name(),
+        learning::REMOTE_MAC_LIMIT.name(),
+        move_damping::MOVE_LIMIT.name(),
+        move_damping::MOVE_WINDOW.name(),
+        move_damping::FREEZE_TIME.name(),
+        suppression::SUPPRESSION.name(),
+    ];
+    for key in of_networks.into_iter().filter(|key| table.has(*key)) {
+        table.record(table.error_in(key, "found in a tunnel with IP packets, which has no Ethernet addresses"));
+    }
 }
 
 /// Returns the options of a segment's tunnel headers.

@@ -16,7 +16,7 @@ use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
-use super::headers::VLAN_TAG_LEN;
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
 use super::move_damping::MoveDamping;
@@ -752,7 +752,9 @@ pub(super) fn max_frame(
         None => underlay.kind.overhead(underlay.kind.header_len, remote),
     });
     let of_mtu = |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + segment.link_len());
-    segment.and_then(of_mtu).map_or(left, |most| left.min(most))
+    let most = segment.and_then(of_mtu).map_or(left, |most| left.min(most));
+    // The router's frames have an Ethernet header, which layer-3 tunnels do not carry.
+    if segment.is_some_and(SegmentConfig::is_routed_tunnel) { most + ETHERNET_LEN } else { most }
 }
 
 impl Control for GatewayControl {

@@ -14,7 +14,7 @@ use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum};
 
-use super::config::InnerVlans;
+use super::config::{InnerVlans, TUNNEL_PEER};
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
 use super::kinds::Payload;
@@ -294,7 +294,9 @@ impl View<'_> {
             context.trace(STAGE, |text| text.write_str(rejection.text()));
         }
         match stripped {
-            Ok(Stripped { payload: Payload::Ip, .. }) => context.drop(packet, DropReason::TunnelPayload),
+            Ok(Stripped { payload: Payload::Ip, segment, .. }) => {
+                self.process_inner_packet(state, context, remotes, packet, segment);
+            }
             Ok(Stripped { remote, segment, .. }) => {
                 self.process_inner(state, context, remotes, packet, remote, segment);
             }
@@ -422,6 +424,35 @@ impl View<'_> {
             return Err(DropReason::BadEcn.into());
         }
         Ok(Stripped { remote, segment, payload })
+    }
+
+    /// Routes an IP packet of a layer-3 tunnel. The router takes Ethernet frames, so the packet gets an Ethernet header.
+    fn process_inner_packet(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        mut packet: Packet,
+        segment: u16,
+    ) {
+        if let Some(c) = self.layout.counters(segment, state.worker) {
+            c.overlay_rx.add(1, packet.len());
+        }
+        let ethertype = match packet.data().first().map(|byte| byte >> 4) {
+            Some(4) => EtherType::IPV4,
+            _ => EtherType::IPV6,
+        };
+        // The outer headers that were removed leave enough headroom.
+        let Some(header) = packet.prepend::<ETHERNET_LEN>() else {
+            return context.drop(packet, DropReason::NoHeadroom);
+        };
+        header[..6].copy_from_slice(&self.layout.underlay.mac.0);
+        header[6..12].copy_from_slice(&TUNNEL_PEER.0);
+        header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
+        if self.layout.has_mirrors {
+            self.mirror(state, context, &packet, segment);
+        }
+        self.route(state, context, remotes, packet, segment);
     }
 
     /// Processes an inner frame.

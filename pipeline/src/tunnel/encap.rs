@@ -562,8 +562,8 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
     });
 }
 
-/// Adds the outer headers to an inner frame, or to an IP packet if the template is of a tunnel that carries IP. The
-/// length is at most [`super::tables::Remote::max_frame`], so the packet is not longer than IP allows. `sequence` is
+/// Adds the outer headers to an inner frame. If the template is of a tunnel that carries IP packets, the Ethernet header
+/// of the frame is removed before. The length is at most [`super::tables::Remote::max_frame`], so the packet is not longer than IP allows. `sequence` is
 /// that of the remote.
 #[inline(always)]
 pub(super) fn encapsulate(
@@ -611,6 +611,9 @@ fn encapsulate_slow(
     source_port: u16,
     sequence: &Option<Arc<AtomicU32>>,
 ) -> Result<(), DropReason> {
+    if template.carries_packets() && !packet.trim_front(ETHERNET_LEN) {
+        return Err(DropReason::TooShort);
+    }
     let mut patch = template.fields(packet.len(), source_port);
     // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
     patch.traffic_class |= flow.class;

@@ -283,16 +283,6 @@ impl Flow {
             class: super::ecn::traffic_class(frame).unwrap_or(0),
         }
     }
-
-    /// Computes the flow of an IP packet of `len` bytes without Ethernet header.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for tunnels that carry IP packets"))]
-    pub(super) fn from_packet(packet: &[u8], len: usize, parser: &Parser) -> Self {
-        let layers = parser.parse_packet(packet, 0, len).unwrap_or_default();
-        Self {
-            entropy: wirepath_wire::tuple::entropy(packet, &layers),
-            class: super::ecn::packet_class(packet).unwrap_or(0),
-        }
-    }
 }
 
 /// Checks the length of a frame for its attachment, adds the VLAN tag and sets the output port.

@@ -178,7 +178,8 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
-    /// True if each frame of a superframe needs a tunnel header of its own.
+    /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or an IP packet is
+    /// the payload, which ports do not segment.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -196,6 +197,11 @@ impl Segment {
     /// Returns the limits of the frames that local ports flood.
     pub fn storm_limits(&self) -> StormLimits {
         self.storm_control.limits()
+    }
+
+    /// Returns whether its hosts have Ethernet addresses: it is no layer-3 tunnel.
+    pub fn has_addresses(&self) -> bool {
+        self.payload == Payload::Ethernet
     }
 
     /// Returns the segment's identifier in tunnel headers.
@@ -369,7 +375,7 @@ impl Layout {
                 inner_vlans: segment.inner_vlans,
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-                cuts_superframes: segment.header().variable.differ_in_superframes(),
+                cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,

@@ -1,13 +1,17 @@
-//! Tunnels that carry IP packets: their templates, judged by scapy and tshark.
+//! Tunnels that carry IP packets: their templates, judged by scapy and tshark, and their routing.
 
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::kinds::{KINDS, Payload, TunnelKind};
+use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_pipeline::tunnel::{GatewayConfig, outer_headers};
 use wirepath_settings::Source;
 use wirepath_testlab::oracle;
 use wirepath_wire::build::{EncapFields, OuterHeaders};
-use wirepath_wire::checksum;
+use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, udp};
 
-use crate::lab::{PEER, US};
+use crate::lab::{HOST, LAN, Lab, PEER, US, WAN};
+use crate::routing::packet;
 
 fn kind(name: &str) -> &'static TunnelKind {
     KINDS.iter().find(|kind| kind.name == name).unwrap()
@@ -29,7 +33,7 @@ fn template(name: &str, vni: Option<u32>, options: &[u8], remote: &str) -> Outer
 }
 
 /// Returns a tunnel packet with this inner packet.
-fn packet(template: &OuterHeaders, inner: &[u8]) -> Vec<u8> {
+fn tunnelled(template: &OuterHeaders, inner: &[u8]) -> Vec<u8> {
     let fields = EncapFields {
         carries_ipv6: inner[0] >> 4 == 6,
         entropy: 0xabcd_e123,
@@ -77,7 +81,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
         for remote in ["10.9.0.2", "fd00:9::2"] {
             let template = template(name, vni, options, remote);
             assert!(template.varies());
-            for (n, packet) in inner.iter().map(|inner| packet(&template, inner)).enumerate() {
+            for (n, packet) in inner.iter().map(|inner| tunnelled(&template, inner)).enumerate() {
                 ours.push(packet);
                 // Without UDP ports, the flow label is entropy (RFC 6438).
                 let label = if name == "geneve" { 0 } else { 0xa_bcde };
@@ -114,4 +118,228 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Local hosts in a segment with a router, and a tunnel of `keys` to a remote.
+fn tunnel(keys: &str, remote: &str) -> (Lab, UnderlayHost) {
+    let text = format!(
+        "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
+         [[segment]]\nname = 'lan'\nports = [{{ port = 'lan' }}]\naddresses = ['10.1.0.1/24', 'fd01::1/64']\n\
+         [[segment]]\nname = 'tunnel'\n{keys}\nremotes = ['{remote}']\naddresses = ['10.255.0.1/30', 'fdff::1/64']\n\
+         mtu = 1400\n\
+         [[vrf]]\nname = 'default'\nroutes = [{{ to = '10.2.0.0/16', next_hops = [{{ segment = 'tunnel' }}] }},\n\
+         {{ to = 'fd02::/64', via = ['fdff::2'] }}]\n"
+    );
+    let mut lab = Lab::with_ports(&text, &["wan", "lan"]).with_peer();
+    let addresses = vec!["10.1.0.10/24".parse().unwrap(), "fd01::10/64".parse().unwrap()];
+    let mut host = UnderlayHost::new(Addresses { mac: HOST, addresses, gateways: vec![] });
+    settle(&mut lab, &mut host);
+    (lab, host)
+}
+
+/// Runs the control thread; the local host answers ARP and ND. Returns all other frames.
+fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
+    let mut sent = Vec::new();
+    for _ in 0..4 {
+        for (port, bytes) in lab.settle() {
+            let reply = if port == LAN { host.handle(&bytes, 0).reply } else { HostReply::None };
+            match reply {
+                HostReply::Frame(reply) => lab.send(LAN, &reply),
+                _ => sent.push((port, bytes)),
+            }
+        }
+    }
+    lab.assert_balanced();
+    let is_message = |it: &[u8]| it[12..14] == [8, 6] || it[12..14] == [0x86, 0xdd] && it[20] == 58 && it[54] >= 133;
+    sent.retain(|(_, bytes)| !is_message(bytes));
+    sent
+}
+
+/// Returns an IP packet with a UDP datagram of `len` bytes.
+fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+    packet(HOST, HOST, src, dst, ttl, IpProtocol::UDP, &{
+        let mut body = vec![0x5a; 8 + len];
+        udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 }.emit(&mut body).unwrap();
+        body
+    })
+    .split_off(14)
+}
+
+/// Returns an IP packet as the frame of a local host, or as the router's frame for it.
+fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
+    let ethertype = if packet[0] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
+    [&dst.0[..], &src.0, &ethertype.0.to_be_bytes(), packet].concat()
+}
+
+/// Kind, keys of the segment, identifier and options.
+const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 5] = [
+    ("geneve", "kind = 'geneve'\nvni = 42\npayload = 'ip'", Some(42), &[]),
+    ("gre", "kind = 'gre'", None, &[]),
+    ("gre", "kind = 'gre'\nvni = 7", Some(7), &[]),
+    ("gre", "kind = 'gre'\nvni = 7\ngre = { checksum = true, sequence = true }", Some(7), &[0x90]),
+    ("ipip", "kind = 'ipip'", None, &[]),
+];
+
+/// Returns the tunnel packet that carries an IP packet to the gateway.
+fn to_gateway((name, _, vni, options): (&str, &str, Option<u32>, &[u8]), remote: &str, inner: &[u8]) -> Vec<u8> {
+    let mut bytes = tunnelled(&template(name, vni, options, remote), inner);
+    let l3 = 14;
+    // The template is that of the gateway, so both ends change places. No checksum changes by that.
+    let (ethernet, _) = bytes.split_at_mut(l3);
+    ethernet[..6].copy_from_slice(&US.0);
+    ethernet[6..12].copy_from_slice(&PEER.0);
+    let (at, len) = if remote.contains('.') { (l3 + 12, 4) } else { (l3 + 8, 16) };
+    bytes[at..at + 2 * len].rotate_left(len);
+    bytes
+}
+
+#[test]
+fn tunnels_carry_ip_packets_both_ways() {
+    for kind in TUNNELS {
+        for remote in ["10.9.0.2", "fd00:9::2"] {
+            let (mut lab, mut host) = tunnel(kind.1, remote);
+            for (here, there) in [("10.1.0.10", "10.2.0.10"), ("fd01::10", "fd02::10"), ("10.1.0.10", "10.255.0.2")] {
+                // The first packet waits for the next hop.
+                for len in [40, 600, 1300] {
+                    lab.send(LAN, &framed(US, HOST, &ip_packet(here, there, 64, len)));
+                    let sent = settle(&mut lab, &mut host);
+                    let inner = ip_packet(here, there, 63, len);
+                    assert_eq!(sent.len(), 1, "{kind:?} {remote} {there} {:?}", lab.stepped.drops());
+                    assert_eq!(sent[0].0, WAN);
+                    assert!(sent[0].1.ends_with(&inner), "{kind:?} {remote}");
+                    // All but the fields of flow and sequence are those of the template.
+                    let expected = tunnelled(&template(kind.0, kind.2, kind.3, remote), &inner);
+                    assert_eq!(sent[0].1.len(), expected.len());
+                    oracle::assert_clean(&[&sent[0].1]);
+                    let back = to_gateway(kind, remote, &ip_packet(there, here, 64, len));
+                    lab.send(WAN, &back);
+                    let sent = settle(&mut lab, &mut host);
+                    let frame = framed(HOST, US, &ip_packet(there, here, 63, len));
+                    assert_eq!(sent, [(LAN, frame)], "{kind:?} {remote} {there} {:?}", lab.stepped.drops());
+                }
+            }
+            assert!(lab.stepped.drops().is_empty(), "{:?}", lab.stepped.drops());
+            let stats = lab.control.segment_stats(1);
+            // Two packets waited until their next hop was resolved, and came to the router twice.
+            assert_eq!((stats.overlay_rx.0, stats.overlay_tx.0, stats.routed_in.0), (9, 9, 11));
+        }
+    }
+}
+
+#[test]
+fn errors_return_through_the_tunnel() {
+    for kind in TUNNELS {
+        for remote in ["10.9.0.2", "fd00:9::2"] {
+            let (mut lab, mut host) = tunnel(kind.1, remote);
+            for (here, there, ours) in [("10.1.0.10", "10.2.0.10", "10.255.0.1"), ("fd01::10", "fd02::10", "fdff::1")] {
+                let v6 = here.contains(':');
+                // Type and code of "time exceeded", of "port unreachable", and of "too big".
+                let (exceeded, port, too_big) = if v6 { ([3, 0], [1, 4], [2, 0]) } else { ([11, 0], [3, 3], [3, 4]) };
+                for (inner, expected) in
+                    [(ip_packet(there, here, 1, 40), exceeded), (ip_packet(there, ours, 64, 40), port)]
+                {
+                    lab.send(WAN, &to_gateway(kind, remote, &inner));
+                    let sent = settle(&mut lab, &mut host);
+                    assert_eq!(sent.len(), 1, "{kind:?} {remote} {:?}", lab.stepped.drops());
+                    let bytes = &sent[0].1;
+                    oracle::assert_clean(&[bytes]);
+                    // The message quotes the packet.
+                    let quoted = bytes.windows(inner.len()).position(|it| it == inner).expect("a quotation");
+                    assert_eq!((sent[0].0, &bytes[quoted - 8..quoted - 6]), (WAN, &expected[..]));
+                }
+                // A local host that sends too much learns the MTU of the tunnel.
+                lab.send(LAN, &framed(US, HOST, &ip_packet(here, there, 64, 1400)));
+                let sent = settle(&mut lab, &mut host);
+                assert_eq!((sent.len(), sent[0].0), (1, LAN), "{kind:?}");
+                let at = if v6 { 54 } else { 34 };
+                assert_eq!(sent[0].1[at..at + 2], too_big);
+                assert_eq!(sent[0].1[at + 6..at + 8], 1400u16.to_be_bytes());
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_tunnel_packets_are_dropped_by_reason() {
+    for kind in TUNNELS {
+        let (mut lab, mut host) = tunnel(kind.1, "10.9.0.2");
+        let good = to_gateway(kind, "10.9.0.2", &ip_packet("10.2.0.10", "10.1.0.10", 64, 40));
+        let refuse = |lab: &mut Lab, host: &mut UnderlayHost, bytes: &[u8], reason| {
+            let before = lab.dropped(reason);
+            lab.send(WAN, bytes);
+            assert_eq!(settle(lab, host), [], "{kind:?} {reason:?}");
+            assert_eq!(lab.dropped(reason), before + 1, "{kind:?} {reason:?} {:?}", lab.stepped.drops());
+        };
+        // Another VTEP, which changes only the source address and the header checksum.
+        let mut stranger = good.clone();
+        stranger[29] ^= 7;
+        let sum = checksum::update(
+            u16::from_be_bytes([stranger[24], stranger[25]]),
+            u16::from_be_bytes([good[28], good[29]]),
+            u16::from_be_bytes([stranger[28], stranger[29]]),
+        );
+        stranger[24..26].copy_from_slice(&sum.to_be_bytes());
+        let reason = if kind.0 == "geneve" { DropReason::BadL4Checksum } else { DropReason::UnknownRemote };
+        refuse(&mut lab, &mut host, &stranger, reason);
+        // An inner packet that is cut off.
+        let at = good.len() - 68;
+        for cut in [1, 19, 40] {
+            let mut bytes = to_gateway(kind, "10.9.0.2", &good[at..at + cut]);
+            if bytes[14 + 9] == 41 {
+                bytes[14 + 9] = 4;
+            }
+            lab.send(WAN, &bytes);
+            assert_eq!(settle(&mut lab, &mut host), [], "{kind:?} {cut}");
+        }
+        // All single bytes of the headers.
+        for at in 0..good.len() {
+            for bits in [0x01, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] ^= bits;
+                lab.send(WAN, &bytes);
+                let sent = settle(&mut lab, &mut host);
+                assert!(sent.len() <= 1, "{kind:?} {at}");
+            }
+        }
+        lab.send(WAN, &good);
+        assert_eq!(settle(&mut lab, &mut host).len(), 1);
+    }
+}
+
+#[test]
+fn keys_of_networks_are_refused_for_tunnels() {
+    let read = |segment: &str| {
+        let text =
+            format!("[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n[[segment]]\nname = 't'\n{segment}\n");
+        let source = Source::new("test", text);
+        let document = source.parse().unwrap();
+        document.read(|root| GatewayConfig::read(root, &["wan", "lan"])).map_err(|error| error.to_string())
+    };
+    let good = "kind = 'gre'\nremotes = ['10.9.0.2']\naddresses = ['10.255.0.1/30']\n";
+    let config = read(good).unwrap();
+    assert!(config.segments[0].is_routed_tunnel());
+    for (segment, message) in [
+        (format!("{good}ports = [{{ port = 'lan' }}]"), "ports: found in a tunnel with IP packets"),
+        (format!("{good}learning = true"), "learning: found in a tunnel with IP packets"),
+        (format!("{good}accept_unknown_remotes = true"), "accept_unknown_remotes: found in a tunnel"),
+        (format!("{good}mac_limit = 3"), "mac_limit: found in a tunnel"),
+        (
+            format!("{good}payload = 'ethernet'"),
+            "payload: found \"ethernet\", but tunnels of kind \"gre\" carry IP packets",
+        ),
+        (good.replace("'gre'", "'vxlan'\nvni = 1\npayload = 'ip'"), "tunnels of kind \"vxlan\" carry Ethernet frames"),
+        (good.replace("'gre'", "'gretap'\npayload = 'ip'"), "kind = \"gre\" carries IP packets"),
+        (good.replace("'10.9.0.2'", "'10.9.0.2', '10.9.0.3'"), "found 2 remotes, expected one"),
+        (good.replace("addresses", "#"), "a tunnel with IP packets needs a router"),
+        (
+            format!(
+                "{good}[[vrf]]\nname = 'default'\nroutes = [{{ to = '::/0', next_hops = [{{ segment = 't', mac = \
+                     '02:00:00:00:00:07', remote = '10.9.0.2' }}] }}]"
+            ),
+            "found in a layer-3 tunnel, which has one remote and no Ethernet addresses",
+        ),
+    ] {
+        let found = read(&segment).unwrap_err();
+        assert!(found.contains(message), "{segment}\n  gave {found}\n  not  {message}");
+    }
 }

@@ -42,7 +42,7 @@ fn datagram(dst_mac: MacAddr, src_mac: MacAddr, src: &str, dst: &str, ttl: u8, l
     })
 }
 
-fn packet(
+pub(crate) fn packet(
     dst_mac: MacAddr,
     src_mac: MacAddr,
     src: &str,

@@ -63,7 +63,7 @@ pub struct TunnelKind {
 }
 
 /// Payload of a tunnel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Payload {
     /// Ethernet frames.
     Ethernet,

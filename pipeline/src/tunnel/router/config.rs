@@ -10,7 +10,7 @@ use wirepath_settings::{
 use wirepath_wire::MacAddr;
 
 use crate::route::NetworkPrefix;
-use crate::tunnel::config::SegmentConfig;
+use crate::tunnel::config::{SegmentConfig, TUNNEL_PEER};
 use crate::tunnel::underlay::{Prefix, is_host_address};
 
 /// Name of the VRF of segments and routes that name no other one. It exists without a table.
@@ -75,14 +75,14 @@ const DISCARD: Key<Choice<Discard>> = Key::choice(
 const HOP_VIA: Key<Parsed<IpAddr>> = Key::parsed("via", "an IP address")
     .absent("the next hop has `segment`, `remote` and `mac`")
     .about("Neighbour in a network of a segment of the VRF.");
-const HOP_SEGMENT: Key<Text> = Key::text("segment", "name of a segment")
-    .absent("the next hop has `via`")
-    .about("Segment of the VRF that leads to the router of a remote (symmetric IRB, RFC 9135).");
+const HOP_SEGMENT: Key<Text> = Key::text("segment", "name of a segment").absent("the next hop has `via`").about(
+    "Segment of the VRF that is a layer-3 tunnel, or that leads to the router of a remote (symmetric IRB, RFC 9135).",
+);
 const HOP_REMOTE: Key<Parsed<IpAddr>> = Key::parsed("remote", "an IP address")
-    .absent("the next hop has `via`")
+    .absent("the next hop has `via`, or its segment is a layer-3 tunnel")
     .about("Remote of that segment behind which the router is.");
 const HOP_MAC: Key<Parsed<MacAddr>> = Key::parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")
-    .absent("the next hop has `via`")
+    .absent("the next hop has `via`, or its segment is a layer-3 tunnel")
     .about("Ethernet address of the router behind the remote.");
 const WEIGHT: Key<WithDefault<Integer<u16>>> =
     Key::integer("weight", 1..=256).default(1).about("Share of the flows, relative to the other next hops.");
@@ -378,16 +378,20 @@ impl RoutingConfig {
             (Some(via), None, None, None) => {
                 neighbour(segments, vrf, via).map_err(|message| table.error_in(&HOP_VIA, message))?
             }
+            (None, Some(name), None, None) => {
+                let segment = segment_of_vrf(table, segments, vrf, &name)?;
+                if !segments.get(segment).is_some_and(SegmentConfig::is_routed_tunnel) {
+                    let message = format!("\"{name}\" is a layer-2 network, expected \"remote\" and \"mac\" too");
+                    return Err(table.error_in(&HOP_SEGMENT, message));
+                }
+                HopConfig::Router { segment, remote: 0, mac: TUNNEL_PEER }
+            }
             (None, Some(name), Some(address), Some(mac)) => {
-                let found = segments.iter().position(|segment| segment.name == name);
-                let of_vrf = |at: &usize| {
-                    segments.get(*at).and_then(|segment| segment.router.as_ref()).is_some_and(|it| it.vrf == vrf)
-                };
-                let segment = found.filter(of_vrf).ok_or_else(|| {
-                    let message =
-                        format!("found \"{name}\", expected the name of a segment whose router is in the VRF");
-                    table.error_in(&HOP_SEGMENT, message)
-                })?;
+                let segment = segment_of_vrf(table, segments, vrf, &name)?;
+                if segments.get(segment).is_some_and(SegmentConfig::is_routed_tunnel) {
+                    let message = "found in a layer-3 tunnel, which has one remote and no Ethernet addresses";
+                    return Err(table.error_in(&HOP_MAC, message));
+                }
                 let remotes = segments.get(segment).map(|segment| segment.remotes.as_slice()).unwrap_or_default();
                 let remote = remotes.iter().position(|remote| remote.address == address).ok_or_else(|| {
                     table.error_in(&HOP_REMOTE, format!("found {address}, expected one of the segment's remotes"))
@@ -397,10 +401,22 @@ impl RoutingConfig {
                 }
                 HopConfig::Router { segment, remote, mac }
             }
-            _ => return Err(table.error("expected either \"via\", or \"segment\", \"remote\" and \"mac\"")),
+            _ => {
+                let message = "expected \"via\", or \"segment\" alone, or \"segment\", \"remote\" and \"mac\"";
+                return Err(table.error(message));
+            }
         };
         Ok((hop, weight))
     }
+}
+
+/// Returns the index of a segment whose router is in the VRF.
+fn segment_of_vrf(table: &Settings<'_>, segments: &[SegmentConfig], vrf: usize, name: &str) -> Result<usize> {
+    let is_meant = |it: &SegmentConfig| it.name == name && it.router.as_ref().is_some_and(|router| router.vrf == vrf);
+    segments.iter().position(is_meant).ok_or_else(|| {
+        let message = format!("found \"{name}\", expected the name of a segment whose router is in the VRF");
+        table.error_in(&HOP_SEGMENT, message)
+    })
 }
 
 /// Finds the segment of a neighbour: the one of the VRF that has it in a network.
@@ -414,7 +430,12 @@ fn neighbour(segments: &[SegmentConfig], vrf: usize, address: IpAddr) -> std::re
         addresses.into_iter().any(|prefix| prefix.address == address || prefix.is_reserved(address))
     };
     match segments.iter().position(has) {
-        Some(segment) if !segments.get(segment).is_some_and(own) => Ok(HopConfig::Neighbour { segment, address }),
+        Some(segment) if !segments.get(segment).is_some_and(own) => {
+            Ok(match segments.get(segment).is_some_and(SegmentConfig::is_routed_tunnel) {
+                true => HopConfig::Router { segment, remote: 0, mac: TUNNEL_PEER },
+                false => HopConfig::Neighbour { segment, address },
+            })
+        }
         Some(_) => Err(format!("found {address}, expected the address of another host")),
         None => Err(format!("{address} is in no network of a segment of this VRF")),
     }

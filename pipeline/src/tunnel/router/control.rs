@@ -15,7 +15,7 @@ use super::tables::{Hop, Hops, NextHopGroup, RouterTag, Unresolved};
 use crate::ControlPlane;
 use crate::epoch::{Domain, Shared};
 use crate::route::{NetworkPrefix, RouteLimits, RouteTables, RouteWriter};
-use crate::tunnel::config::GatewayConfig;
+use crate::tunnel::config::{GatewayConfig, TUNNEL_PEER};
 use crate::tunnel::neighbour::{Millis, NeighbourAction, NeighbourState};
 use crate::tunnel::next_hops::NextHops;
 use crate::tunnel::places::{Indices, Places};
@@ -112,6 +112,8 @@ pub(in crate::tunnel) struct RouterControl {
     vrfs: HashMap<String, u16>,
     vrf_indices: Indices,
     segments: HashMap<u16, SegmentRouter>,
+    /// Names of the layer-3 tunnels, which have no neighbours.
+    tunnels: HashMap<u16, String>,
     /// Routes of the configuration, with their hops.
     installed: HashMap<(u16, NetworkPrefix), (HopSpec, u32)>,
     /// Host routes of resolved neighbours: VRF and address, with the segment and the hop.
@@ -142,6 +144,7 @@ impl RouterControl {
             vrfs: HashMap::new(),
             vrf_indices: Indices::new(usize::from(u16::MAX)),
             segments: HashMap::new(),
+            tunnels: HashMap::new(),
             installed: HashMap::new(),
             learned: HashMap::new(),
             failed: VecDeque::new(),
@@ -244,8 +247,13 @@ impl RouterControl {
     /// Brings the routers of the segments up to date.
     fn install_segments(&mut self, config: &GatewayConfig, places: &Places, vrfs: &[u16], mac: MacAddr) {
         let mut left: HashSet<u16> = self.segments.keys().copied().collect();
+        self.tunnels.clear();
         for (segment, place) in config.segments.iter().zip(&places.segments) {
             let Some(router) = &segment.router else { continue };
+            if segment.is_routed_tunnel() {
+                self.tunnels.insert(place.index, segment.name.clone());
+                continue;
+            }
             left.remove(&place.index);
             let vrf = vrfs.get(router.vrf).copied().unwrap_or_default();
             let mac = router.mac.unwrap_or(mac);
@@ -671,6 +679,9 @@ impl RouterControl {
     fn describe(&self, spec: &HopSpec, vrfs: &HashMap<u16, &str>) -> String {
         let segment = |segment: &u16| self.segments.get(segment).map_or("?", |router| router.name.as_str()).to_owned();
         match spec {
+            HopSpec::Fixed(FixedHop::Router(at, _)) if self.tunnels.contains_key(at) => {
+                format!("tunnel {}", self.tunnels.get(at).map_or("?", String::as_str))
+            }
             HopSpec::Fixed(FixedHop::Local) => "local".to_owned(),
             HopSpec::Fixed(FixedHop::Connected(at)) => format!("segment {}", segment(at)),
             HopSpec::Fixed(FixedHop::Router(at, mac)) => format!("{mac} in segment {}", segment(at)),
@@ -715,14 +726,17 @@ fn desired_routes(config: &GatewayConfig, places: &Places, vrfs: &[u16]) -> Hash
     let mut routes = HashMap::new();
     let number = |vrf: usize| vrfs.get(vrf).copied().unwrap_or_default();
     let routers = config.segments.iter().zip(&places.segments);
-    for (router, segment) in routers.filter_map(|(it, place)| Some((it.router.as_ref()?, place.index))) {
+    let routers = routers.filter_map(|(it, place)| Some((it.router.as_ref()?, place.index, it.is_routed_tunnel())));
+    for (router, segment, is_tunnel) in routers {
         let vrf = number(router.vrf);
+        // All other hosts of the network are behind the tunnel.
+        let hosts = if is_tunnel { FixedHop::Router(segment, TUNNEL_PEER) } else { FixedHop::Connected(segment) };
         for prefix in &router.addresses {
             if let Some(host) = host_prefix(prefix.address) {
                 routes.insert((vrf, host), HopSpec::Fixed(FixedHop::Local));
             }
             let Some(network) = NetworkPrefix::new(prefix.address, prefix.len) else { continue };
-            routes.entry((vrf, network)).or_insert(HopSpec::Fixed(FixedHop::Connected(segment)));
+            routes.entry((vrf, network)).or_insert(HopSpec::Fixed(hosts));
             if let (IpAddr::V4(ip), true) = (network.address(), prefix.len < 31) {
                 let broadcast = ip.to_bits() | u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
                 for reserved in [ip, broadcast.into()] {

@@ -118,7 +118,10 @@ impl View<'_> {
     pub(super) fn is_neighbour_discovery(&self, packet: &Packet, routed: &Routed<'_>) -> bool {
         let layers = &routed.layers;
         let kind = || packet.data().get(layers.l4()).map(|kind| icmpv6::Type(*kind));
-        layers.l4_type() == L4Type::Icmpv6
+        // Layer-3 tunnels have no Ethernet addresses to ask for.
+        let is_network = self.layout.segments.get(usize::from(routed.segment)).is_some_and(|it| it.has_addresses());
+        is_network
+            && layers.l4_type() == L4Type::Icmpv6
             && !layers.is_fragment()
             && matches!(kind(), Some(icmpv6::Type::NEIGHBOR_SOLICITATION | icmpv6::Type::NEIGHBOR_ADVERTISEMENT))
     }

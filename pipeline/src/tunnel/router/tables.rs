@@ -73,7 +73,8 @@ pub(in crate::tunnel) fn router_macs<'c>(
     places: &'c Places,
     mac: MacAddr,
 ) -> impl Iterator<Item = (u16, MacAddr)> + 'c {
-    let routers = config.segments.iter().zip(&places.segments);
+    // Packets of layer-3 tunnels go to the router without a look at the forwarding database.
+    let routers = config.segments.iter().zip(&places.segments).filter(|(segment, _)| !segment.is_routed_tunnel());
     routers.filter_map(move |(segment, place)| Some((place.index, segment.router.as_ref()?.mac.unwrap_or(mac))))
 }
 

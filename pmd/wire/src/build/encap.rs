@@ -278,6 +278,12 @@ impl OuterHeaders {
         Ok(headers.with_variable(config.variable))
     }
 
+    /// Returns whether the payload is an IPv4 or IPv6 packet without Ethernet header.
+    #[inline]
+    pub fn carries_packets(&self) -> bool {
+        self.variable.payload_type.is_some()
+    }
+
     /// Sets the fields of the tunnel header that differ from packet to packet.
     fn with_variable(self, variable: VariableFields) -> Self {
         if variable == VariableFields::default() {
