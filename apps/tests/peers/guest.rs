@@ -30,8 +30,8 @@ struct Cell {
     link: &'static str,
     /// Keys of the gateway's segment.
     segment: &'static str,
-    /// Field of tshark, and its value in each packet of the tunnel. `{protocol}` and `{ethertype}` are numbers of the IP
-    /// version inside.
+    /// Field of tshark, and its value in each packet of the tunnel. `{protocol}` and `{ethertype}` are numbers of the
+    /// IP version inside.
     field: [&'static str; 2],
     /// IP versions inside.
     inner: &'static [Inner],
@@ -310,7 +310,10 @@ impl Peer {
             (String::new(), String::new())
         };
         let variant = world.variant;
-        let config = variant.port(0, "wan", &format!("mtu = {}", self.longest + TUNNEL))
+        // Linux drops packets of several workers that overtake each other (RFC 2890 section 2.2).
+        let workers = if cell.segment.contains("sequence") { "[workers]\ncount = 1\n" } else { "" };
+        let config = workers.to_owned()
+            + &variant.port(0, "wan", &format!("mtu = {}", self.longest + TUNNEL))
             + &variant.port(1, "lan0", &format!("mtu = {inner_mtu}"))
             + &format!(
                 "[underlay]\nport = \"wan\"\naddresses = [\"{remote}/{}\"]\n[[segment]]\nname = \"blue\"\n{}\n\

@@ -426,7 +426,8 @@ impl View<'_> {
         Ok(Stripped { remote, segment, payload })
     }
 
-    /// Routes an IP packet of a layer-3 tunnel. The router takes Ethernet frames, so the packet gets an Ethernet header.
+    /// Routes an IP packet of a layer-3 tunnel. The router takes Ethernet frames, so the packet gets an Ethernet
+    /// header.
     fn process_inner_packet(
         &self,
         state: &mut StageState,

@@ -562,9 +562,9 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
     });
 }
 
-/// Adds the outer headers to an inner frame. If the template is of a tunnel that carries IP packets, the Ethernet header
-/// of the frame is removed before. The length is at most [`super::tables::Remote::max_frame`], so the packet is not longer than IP allows. `sequence` is
-/// that of the remote.
+/// Adds the outer headers to an inner frame. If the template is of a tunnel that carries IP packets, the Ethernet
+/// header of the frame is removed before. The length is at most [`super::tables::Remote::max_frame`], so the packet is
+/// not longer than IP allows. `sequence` is that of the remote.
 #[inline(always)]
 pub(super) fn encapsulate(
     packet: &mut Packet,
