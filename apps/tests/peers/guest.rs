@@ -337,7 +337,12 @@ impl Peer {
         let summary = gateway.stop();
         crate::superframes::assert_no_loss(&summary.json);
         let errors = "cat /sys/class/net/tun0/statistics/rx_errors /sys/class/net/tun0/statistics/tx_errors";
-        assert_eq!(self.guest.sh(errors), "0\n0\n", "{}: errors of the guest's device", cell.name);
+        let errors = self.guest.sh(errors);
+        let [received, sent]: [u64; 2] =
+            errors.lines().map(|it| it.parse().expect("a number")).collect::<Vec<_>>().try_into().expect("two numbers");
+        // The control thread sends the first frames, which waited for the next hop. Others can overtake them.
+        let late = if cell.segment.contains("sequence") { 8 } else { 0 };
+        assert!(received <= late && sent == 0, "{}: errors of the guest's device: {errors}", cell.name);
         self.guest.sh("ip link del tun0");
         summary
     }

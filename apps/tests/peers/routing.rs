@@ -101,7 +101,14 @@ pub(crate) fn reaches_every_segment(variant: Variant) {
         world.wait_for(&mut gateway, remote, addresses[1]);
         assert!(pings(remote, addresses[1], 56, 20), "from the remote to {}", addresses[1]);
     }
+    // Packets without DF that are too long for the tunnel leave the router as fragments.
+    let long = ["ping", "-n", "-M", "dont", "-s", "1472", "-i", "0.01", "-w", "5", "-c", "5", V4[2]];
+    let outcome = host.run(&long);
+    assert!(outcome.stdout.contains(" 0% packet loss"), "{}{}", outcome.stdout, outcome.stderr);
     let seen: Vec<Vec<u8>> = wire.drain().into_iter().map(|frame| frame.bytes).collect();
+    let from_router = |row: &Vec<String>| row[0].contains(V4[0]) && row[1].contains('1');
+    let first = oracle::fields(&seen, &["ip.src", "ip.flags.mf"]).into_iter().filter(from_router).count();
+    assert_eq!(first, 5, "first fragments of the host's packets");
     assert!(seen.len() > 200, "{} frames", seen.len());
     oracle::assert_clean(&seen);
     let summary = gateway.stop();

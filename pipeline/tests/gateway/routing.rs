@@ -280,6 +280,35 @@ fn too_long_packets_cause_errors() {
 }
 
 #[test]
+fn long_packets_without_df_are_fragmented() {
+    let text = TWO.replace("[[segment]]\nname = 'two'", "[[segment]]\nmtu = 576\nname = 'two'");
+    let (mut lab, mut hosts) = (lab(&text), Hosts::two());
+    hosts.settle(&mut lab);
+    for (round, len) in [400, 600, 1400].into_iter().enumerate() {
+        let mut frame = datagram(US, A, "10.1.0.10", "10.2.0.10", 64, len);
+        frame[20..22].fill(0);
+        frame[24..26].fill(0);
+        let sum = checksum::sum(&frame[14..34]).checksum();
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        lab.send(LAN, &frame);
+        let sent = hosts.settle(&mut lab);
+        // 552 bytes of payload are the largest multiple of 8 beside the header.
+        assert_eq!(sent.len(), (len + 8).div_ceil(552), "{len} {:?}", lab.stepped.drops());
+        let mut joined: Vec<u8> = Vec::new();
+        for (port, bytes) in &sent {
+            assert_eq!((*port, &bytes[..12]), (LAN2, &[&B.0[..], &US.0].concat()[..]));
+            assert!(checksum::sum(&bytes[14..34]).is_valid());
+            assert_eq!((bytes[22], &bytes[18..20]), (63, &frame[18..20]));
+            assert_eq!(usize::from(u16::from_be_bytes([bytes[20], bytes[21]]) & 0x1fff) * 8, joined.len());
+            joined.extend(&bytes[34..]);
+        }
+        assert_eq!(joined, frame[34..]);
+        assert_eq!(lab.control.segment_stats(1).routed_out.0, [1, 3, 6][round]);
+    }
+    assert!(lab.stepped.drops().is_empty(), "{:?}", lab.stepped.drops());
+}
+
+#[test]
 fn a_neighbour_that_does_not_answer_is_unreachable() {
     let (mut lab, mut hosts) = (lab(TWO), Hosts::two());
     hosts.settle(&mut lab);

@@ -17,6 +17,7 @@
 mod batch;
 pub mod counters;
 pub mod drops;
+pub mod fragment;
 pub mod gro;
 mod headers;
 mod meta;

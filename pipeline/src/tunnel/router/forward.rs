@@ -5,9 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::superframe::longest_frame;
+use wirepath_packet::fragment::Fragmenter;
+use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe::{Cutter, longest_frame};
 use wirepath_wire::build::{IcmpError, icmp_error, max_icmp_error_len};
-use wirepath_wire::{HeaderOffsets, L3Type, MacAddr, checksum};
+use wirepath_wire::{HeaderOffsets, L3Type, MacAddr, checksum, ipv4};
 
 use super::config::{Discard, SourceCheck};
 use super::tables::{Hop, Interface, MAX_LOOKUPS, RouterTag, Unresolved};
@@ -280,6 +282,10 @@ impl<'v> View<'v> {
         let to = to.map(Destination::unpack);
         let most = self.longest_frame_to(remotes, to).min(out.mtu + ETHERNET_LEN);
         if packet.len() > most && longest_frame(&packet) > most {
+            if may_be_fragmented(&packet, &routed.layers) {
+                rewrite(packet.data_mut(), &routed.layers, mac, out.mac);
+                return self.send_fragments(state, context, remotes, packet, (segment, to, most), flow);
+            }
             let mtu = u16::try_from(most.saturating_sub(ETHERNET_LEN)).unwrap_or(u16::MAX);
             let refusal = Refusal::with(DropReason::TooBigForMtu, IcmpError::TooBig(mtu));
             return self.refuse(state, context, remotes, packet, routed, &refusal);
@@ -292,6 +298,66 @@ impl<'v> View<'v> {
             self.report_lookup(context, remotes, key, to);
         }
         self.send_in_segment(state, context, remotes, packet, segment, to, flow);
+    }
+
+    /// Divides a rewritten IPv4 packet without DF into fragments, and sends them (RFC 1812 section 5.2.6). `to` is the
+    /// segment, the destination and its longest frame.
+    #[cold]
+    fn send_fragments(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        to: (u16, Option<Destination>, usize),
+        flow: Flow,
+    ) {
+        if !packet.flags().contains(Flags::TX_SEGMENT) {
+            return self.send_fragments_of(state, context, remotes, packet, to, flow);
+        }
+        let mut cutter = match Cutter::new(packet, None) {
+            Ok(cutter) => cutter,
+            Err((packet, reason)) => return context.drop(packet, reason),
+        };
+        // One of the frames stands for the superframe.
+        context.count_copies(cutter.remaining().saturating_sub(1));
+        while let Some(frame) = cutter.next_frame(&state.pool) {
+            match frame {
+                Ok(frame) => self.send_fragments_of(state, context, remotes, frame, to, flow),
+                Err(reason) => context.count_drops(reason, 1),
+            }
+        }
+    }
+
+    fn send_fragments_of(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        (segment, to, most): (u16, Option<Destination>, usize),
+        flow: Flow,
+    ) {
+        let Ok(layers) = state.parser.parse_stack(packet.data(), 0, packet.len()) else {
+            return context.drop(packet, DropReason::Truncated);
+        };
+        let mut fragments = match Fragmenter::new(packet, &layers, most.saturating_sub(ETHERNET_LEN)) {
+            Ok(fragments) => fragments,
+            Err((packet, reason)) => return context.drop(packet, reason),
+        };
+        // One of the fragments stands for the packet.
+        context.count_copies(fragments.remaining().saturating_sub(1));
+        while let Some(fragment) = fragments.next_fragment(&state.pool) {
+            match fragment {
+                Ok(fragment) => {
+                    if let Some(c) = self.layout.counters(segment, state.worker) {
+                        c.routed_out.add(1, fragment.len());
+                    }
+                    self.send_in_segment(state, context, remotes, fragment, segment, to, flow);
+                }
+                Err(reason) => context.count_drops(reason, 1),
+            }
+        }
     }
 
     /// Returns the length of the longest frame that a destination takes.
@@ -392,6 +458,12 @@ impl<'v> View<'v> {
         message.set_in_port(packet.in_port());
         Some(message)
     }
+}
+
+/// Returns whether a router may divide a packet into fragments: it is IPv4 without the flag DF.
+fn may_be_fragmented(packet: &Packet, layers: &HeaderOffsets) -> bool {
+    let word = layers.ipv4_header(packet.data()).map(|h| u16::from_be_bytes([h[6], h[7]]));
+    word.is_some_and(|word| word & ipv4::DONT_FRAGMENT == 0)
 }
 
 /// Writes the Ethernet addresses of a routed frame and decrements its TTL or hop limit, which is greater than 1.
