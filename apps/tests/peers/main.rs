@@ -19,6 +19,7 @@ mod lifecycle;
 mod link;
 mod malformed;
 mod memory;
+mod mss;
 mod mtu;
 mod observe;
 mod offload;
@@ -134,6 +135,7 @@ macro_rules! segments {
             isolated: crate::segments::isolated_hosts_reach_remotes;
             suppression: crate::segments::requests_are_answered;
             mirror: crate::segments::a_mirror_shows_both_directions;
+            mss: crate::mss::is_lowered;
         })*
     };
 }

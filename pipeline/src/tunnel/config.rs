@@ -20,6 +20,7 @@ use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
 use super::move_damping;
+use super::mss::CLAMP_MSS;
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
@@ -209,6 +210,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &SEGMENT_MTU,
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
+        &CLAMP_MSS,
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
@@ -351,6 +353,8 @@ pub struct SegmentConfig {
     pub accept_unknown_remotes: bool,
     /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
+    /// If true, the MSS of TCP connections through the tunnels is lowered.
+    pub clamp_mss: bool,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
@@ -645,6 +649,7 @@ impl Reader<'_> {
         let ageing = table.read(&AGEING)?;
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
         let inner_vlans = table.read(&INNER_VLANS)?;
+        let clamp_mss = table.read(&CLAMP_MSS)?;
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -712,6 +717,7 @@ impl Reader<'_> {
             mtu_span,
             accept_unknown_remotes,
             inner_vlans,
+            clamp_mss,
             storm_limits,
             learn_rules,
             suppression,

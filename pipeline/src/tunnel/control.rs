@@ -706,6 +706,7 @@ impl GatewayControl {
                     "routed_in": traffic(s.routed_in),
                     "routed_out": traffic(s.routed_out),
                     "icmp_errors": s.icmp_errors,
+                    "mss_clamped": s.mss_clamped,
                     "frozen": l.frozen,
                     "moves_refused": l.moves_refused,
                     "nic_encapsulated": s.nic_encapsulated,

@@ -52,6 +52,8 @@ pub struct SegmentCounters {
     pub routed_out: Traffic,
     /// ICMP errors that the router sent in the segment.
     pub icmp_errors: Counter,
+    /// Segments of TCP whose MSS was lowered.
+    pub mss_clamped: Counter,
     /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: Counter,
     /// Frames received from tunnels whose outer headers the NIC removed.
@@ -89,6 +91,8 @@ pub struct SegmentStats {
     pub routed_out: (u64, u64),
     /// ICMP errors that the router sent in the segment.
     pub icmp_errors: u64,
+    /// Segments of TCP whose MSS was lowered.
+    pub mss_clamped: u64,
     /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: u64,
     /// Frames received from tunnels whose outer headers the NIC removed.
@@ -108,6 +112,7 @@ impl SegmentStats {
             traffic(&mut sum.routed_in, &counters.routed_in);
             traffic(&mut sum.routed_out, &counters.routed_out);
             sum.icmp_errors += counters.icmp_errors.get();
+            sum.mss_clamped += counters.mss_clamped.get();
             sum.flooded += counters.flooded.get();
             sum.unknown_unicast += counters.unknown_unicast.get();
             sum.storm_drops = std::array::from_fn(|kind| sum.storm_drops[kind] + counters.storm_drops[kind].get());

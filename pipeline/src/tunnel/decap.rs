@@ -18,6 +18,7 @@ use super::config::{InnerVlans, TUNNEL_PEER};
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
 use super::kinds::Payload;
+use super::mss;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
@@ -190,6 +191,9 @@ impl View<'_> {
         }
         let here = |j: usize| Destination::Remote(source_remote[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if self.layout.clamps_mss {
+            slow |= mss::find_handshakes(batch.as_slice(), OUTER4);
+        }
         if context.is_tracing() || self.layout.has_mirrors {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
@@ -294,8 +298,8 @@ impl View<'_> {
             context.trace(STAGE, |text| text.write_str(rejection.text()));
         }
         match stripped {
-            Ok(Stripped { payload: Payload::Ip, segment, .. }) => {
-                self.process_inner_packet(state, context, remotes, packet, segment);
+            Ok(Stripped { payload: Payload::Ip, remote, segment }) => {
+                self.process_inner_packet(state, context, remotes, packet, remote, segment);
             }
             Ok(Stripped { remote, segment, .. }) => {
                 self.process_inner(state, context, remotes, packet, remote, segment);
@@ -434,6 +438,7 @@ impl View<'_> {
         context: &mut Context<'_>,
         remotes: &Remotes,
         mut packet: Packet,
+        remote: Option<u32>,
         segment: u16,
     ) {
         if let Some(c) = self.layout.counters(segment, state.worker) {
@@ -453,7 +458,30 @@ impl View<'_> {
         if self.layout.has_mirrors {
             self.mirror(state, context, &packet, segment);
         }
+        self.clamp_received(state, context, remotes, &mut packet, remote, segment);
         self.route(state, context, remotes, packet, segment);
+    }
+
+    /// Lowers the MSS that a host behind a remote announces to what the tunnel takes in the other direction.
+    fn clamp_received(
+        &self,
+        state: &StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: &mut Packet,
+        remote: Option<u32>,
+        segment: u16,
+    ) {
+        let clamps = self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.clamp_mss);
+        let remote = remote.filter(|_| clamps).and_then(|remote| remotes.list.get(remote as usize));
+        if let Some(remote) = remote
+            && mss::clamp(packet, &state.parser, remote.max_frame)
+        {
+            context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
+            if let Some(c) = self.layout.counters(segment, state.worker) {
+                c.mss_clamped.add(1);
+            }
+        }
     }
 
     /// Processes an inner frame.
@@ -483,6 +511,7 @@ impl View<'_> {
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }
+        self.clamp_received(state, context, remotes, &mut packet, remote, segment);
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
         let from = Destination::Remote(remote.unwrap_or(0));

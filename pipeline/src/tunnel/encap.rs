@@ -20,6 +20,7 @@ use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
+use super::mss::{clamp, find_handshakes};
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::storm_control::FloodKind;
@@ -173,6 +174,9 @@ impl View<'_> {
         tally.end(count_rx);
         let here = |j: usize| Destination::Attachment(source_at[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if self.layout.clamps_mss {
+            slow |= find_handshakes(batch.as_slice(), 0);
+        }
         if context.is_tracing() || self.layout.has_mirrors {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
@@ -422,6 +426,12 @@ impl View<'_> {
             return self.drop_too_big(state, context, packet, remote.max_frame, sender);
         }
         let segment = self.layout.segments.get(usize::from(remote.segment));
+        if segment.is_some_and(|segment| segment.clamp_mss) && clamp(&mut packet, &state.parser, remote.max_frame) {
+            context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
+            if let Some(c) = self.layout.counters(remote.segment, state.worker) {
+                c.mss_clamped.add(1);
+            }
+        }
         if packet.flags().contains(Flags::TX_SEGMENT) && segment.is_some_and(|segment| segment.cuts_superframes) {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }

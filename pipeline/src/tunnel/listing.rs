@@ -39,6 +39,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("routed_out_packets", Unit::Packets, "Packets that the router sent in the segment"),
         Column::counter("routed_out_bytes", Unit::Bytes, "Bytes of those packets with their Ethernet headers"),
         Column::counter("icmp_errors", Unit::Packets, "ICMP errors that the router sent in the segment"),
+        Column::counter("mss_clamped", Unit::Packets, "First segments of TCP connections whose MSS was lowered"),
         Column::counter("nic_encapsulated", Unit::Packets, "Frames whose outer headers the NIC added"),
         Column::counter("nic_decapsulated", Unit::Packets, "Frames whose outer headers the NIC removed"),
         Column::counter("learned", Unit::None, "Addresses learned"),
@@ -239,6 +240,7 @@ impl GatewayControl {
             row.extend([packets.into(), bytes.into()]);
         }
         row.push(stats.icmp_errors.into());
+        row.push(stats.mss_clamped.into());
         row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
         row.extend([learn.frozen, learn.moves_refused].map(Value::from));

@@ -19,6 +19,7 @@
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
 //! - `mirror`: copies of the frames of a segment.
+//! - `mss`: the maximum segment size of TCP connections through tunnels.
 //! - `learning`: rules for learned addresses: limits, sticky places.
 //! - `move_damping`: addresses that move too often.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
@@ -51,6 +52,7 @@ mod learning;
 mod listing;
 mod mirror;
 mod move_damping;
+mod mss;
 pub mod neighbour;
 mod next_hops;
 mod outer;

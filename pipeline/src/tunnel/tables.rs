@@ -172,6 +172,8 @@ pub struct Segment {
     pub learning: bool,
     /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
+    /// If true, the MSS of TCP connections through the tunnels is lowered.
+    pub clamp_mss: bool,
     /// Router of the segment.
     pub router: Option<Interface>,
     /// If true, frames from VTEPs that are not configured are accepted.
@@ -298,6 +300,8 @@ pub struct Layout {
     pub(super) watches_neighbours: bool,
     /// True if a segment has a mirror.
     pub(super) has_mirrors: bool,
+    /// True if a segment lowers the MSS of TCP connections.
+    pub(super) clamps_mss: bool,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -319,6 +323,7 @@ impl Layout {
             attachments: Vec::new(),
             watches_neighbours: false,
             has_mirrors: false,
+            clamps_mss: false,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -335,7 +340,9 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, roles, vnis, in_use } = self;
+        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, clamps_mss, roles, vnis, in_use } =
+            self;
+        *clamps_mss = config.segments.iter().any(|segment| segment.clamp_mss);
         *has_mirrors = config.segments.iter().any(|segment| segment.mirror.is_some());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
@@ -373,6 +380,7 @@ impl Layout {
                 remotes: place.remotes.clone(),
                 learning: segment.learning,
                 inner_vlans: segment.inner_vlans,
+                clamp_mss: segment.clamp_mss,
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),

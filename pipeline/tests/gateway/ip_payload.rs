@@ -8,6 +8,7 @@ use wirepath_pipeline::tunnel::{GatewayConfig, outer_headers};
 use wirepath_settings::Source;
 use wirepath_testlab::oracle;
 use wirepath_wire::build::{EncapFields, OuterHeaders};
+use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, udp};
 
 use crate::lab::{HOST, LAN, Lab, PEER, US, WAN};
@@ -341,5 +342,43 @@ fn keys_of_networks_are_refused_for_tunnels() {
     ] {
         let found = read(&segment).unwrap_err();
         assert!(found.contains(message), "{segment}\n  gave {found}\n  not  {message}");
+    }
+}
+
+/// A frame with the first segment of a TCP connection leaves with an MSS that the tunnel takes, in both directions.
+#[test]
+fn the_mss_of_connections_is_lowered() {
+    let segment = |src: &str, dst: &str, mss: u16| {
+        let mut bytes = [0x12, 0x34, 0, 80, 1, 2, 3, 4, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 0, 0, 0, 0, 2, 4, 0, 0];
+        bytes[22..].copy_from_slice(&mss.to_be_bytes());
+        let mut framed = packet(HOST, HOST, src, dst, 64, IpProtocol::TCP, &bytes);
+        let layers = *wirepath_wire::parse(&framed).unwrap().outer();
+        let span = ChecksumSpan::of(&framed, &layers).unwrap();
+        let sum = span.pseudo.and(checksum::sum(&framed[span.start..])).checksum();
+        framed[span.start + 16..span.start + 18].copy_from_slice(&sum.to_be_bytes());
+        framed.split_off(14)
+    };
+    for (clamp, kind) in [(true, TUNNELS[1]), (true, TUNNELS[4]), (false, TUNNELS[1])] {
+        let (mut lab, mut host) = tunnel(&format!("{}\nclamp_mss = {clamp}", kind.1), "10.9.0.2");
+        for (here, there, headers) in [("10.1.0.10", "10.2.0.10", 40), ("fd01::10", "fd02::10", 60)] {
+            for mss in [536, 1460] {
+                let expected = if clamp { mss.min(1400 - headers) } else { mss };
+                for (from, to) in [(here, there), (there, here)] {
+                    let bytes = segment(from, to, mss);
+                    match from == here {
+                        true => lab.send(LAN, &framed(US, HOST, &bytes)),
+                        false => lab.send(WAN, &to_gateway(kind, "10.9.0.2", &bytes)),
+                    }
+                    let sent = settle(&mut lab, &mut host);
+                    assert_eq!(sent.len(), 1, "{:?}", lab.stepped.drops());
+                    // With a TTL of 63, it is the segment of a host that announces the lower value.
+                    let lowered = segment(from, to, expected);
+                    let tail = lowered.len() - 24;
+                    assert!(sent[0].1.ends_with(&lowered[tail..]), "{from} {mss}: {:02x?}", sent[0].1);
+                    oracle::assert_clean(&[&sent[0].1]);
+                }
+            }
+        }
+        assert_eq!(lab.control.segment_stats(1).mss_clamped, if clamp { 4 } else { 0 });
     }
 }

@@ -9,7 +9,7 @@ use crate::offload::Flags;
 use crate::superframe::parts_from;
 use crate::{Packet, Pool};
 
-/// Requests of a packet that its fragments cannot fulfil, because only the whole packet has the checksum.
+/// Requests of a packet that are impossible for its fragments, because only the whole packet has the checksum.
 const UNFINISHED: Flags = Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM);
 /// Flag MF in the word of flags and offset: more fragments follow.
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -48,8 +48,8 @@ impl Fragmenter {
     /// Prepares to divide `packet` into fragments of at most `mtu` bytes, without the header of the link. `layers` are
     /// the offsets in it; the headers lie in the first buffer.
     ///
-    /// Returns the packet and the reason of its drop if it cannot be divided: it is no IPv4 packet, has the flag DF, or
-    /// requests a checksum over its whole payload, or `mtu` has no room for 8 bytes of payload.
+    /// Returns the packet and the reason of its drop if it cannot be divided. It is no IPv4 packet, has the flag DF, or
+    /// requests a checksum over its whole payload. Or `mtu` has no room for 8 bytes of payload.
     pub fn new(packet: Packet, layers: &HeaderOffsets, mtu: usize) -> Result<Self, (Packet, DropReason)> {
         let (l3, payload, end) = (layers.l3(), layers.l4(), layers.end());
         let header = layers.ipv4_header(packet.data()).filter(|_| layers.l3_type() == L3Type::Ipv4);
