@@ -8,6 +8,7 @@ mod hardware;
 mod measure;
 mod nic;
 mod route;
+mod router;
 mod rules;
 mod table;
 mod tunnel;
@@ -47,6 +48,8 @@ enum Command {
     Hardware(hardware::Arguments),
     /// Look up exact keys in the rule engine's hash table, and insert them
     Table(table::Arguments),
+    /// Route packets with the gateway stage, on one core
+    Router(router::Arguments),
     /// Look up addresses in the routing tables, and insert routes
     Route(route::Arguments),
 }
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
             Command::Rules(arguments) => rules::run(&arguments)?.print(json),
             Command::Hardware(arguments) => hardware::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
             Command::Table(arguments) => table::run(&arguments)?.print(json),
+            Command::Router(arguments) => router::run(&arguments)?.print(json),
             Command::Route(arguments) => route::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
         }
     })

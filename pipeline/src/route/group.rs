@@ -92,6 +92,16 @@ impl NextHopGroup {
         self.buckets.iter().filter(|bucket| **bucket == next_hop).count()
     }
 
+    /// Multiplies the number of buckets until there are at least `buckets`, or until [`Self::MAX_BUCKETS`] allows no
+    /// more. Each bucket becomes several ones with its next hop, so no flow moves.
+    pub fn refine(&mut self, buckets: usize) {
+        let count = self.buckets.len();
+        let factor = buckets.div_ceil(count).min(Self::MAX_BUCKETS / count);
+        if factor > 1 {
+            self.buckets = self.buckets.iter().flat_map(|next_hop| std::iter::repeat_n(*next_hop, factor)).collect();
+        }
+    }
+
     /// Sets the members and moves as few buckets as their shares demand. Returns the number of buckets that moved.
     ///
     /// A bucket leaves a member only if the member is not in the group any more, or if its part of the traffic became
@@ -235,6 +245,20 @@ mod tests {
         assert_eq!(group.set_members(&[member(1, 2), member(2, 1), member(3, 1), member(4, 1)]), 0);
         assert_eq!(group.set_members(&[member(4, 20), member(3, 10), member(2, 10), member(1, 20)]), 133);
         check_shares(&group, 1.0);
+    }
+
+    #[test]
+    fn more_buckets_move_no_flow() {
+        let mut random = Rng::with_seed(2);
+        for (count, wanted, found) in [(1, 5, 5), (96, 97, 192), (96, 1000, 1056), (64, 64, 64), (40_000, 80_000, 40_000)] {
+            let mut group = NextHopGroup::new(count, &[member(1, 1), member(2, 3)]);
+            let before = group.clone();
+            group.refine(wanted);
+            assert_eq!(group.buckets().len(), found);
+            for hash in (0..10_000).map(|_| random.u32(..)).chain([0, u32::MAX]) {
+                assert_eq!(group.select(hash), before.select(hash), "{hash:#x}");
+            }
+        }
     }
 
     #[test]

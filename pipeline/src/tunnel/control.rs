@@ -266,6 +266,14 @@ impl GatewayControl {
         self.publish();
     }
 
+    /// Sets the Ethernet address of a neighbour in the segment with this position, to which a route leads, without
+    /// resolving it, for benchmarks.
+    pub fn set_neighbour(&mut self, position: usize, address: IpAddr, mac: MacAddr) {
+        if let Some(place) = self.places.segments.get(position) {
+            self.router.set_address(place.index, address, mac);
+        }
+    }
+
     /// Returns the counters of a segment by its position in the configuration, summed over the workers.
     pub fn segment_stats(&self, position: usize) -> SegmentStats {
         let index = self.places.segments.get(position).map(|place| usize::from(place.index));

@@ -11,10 +11,10 @@ use wirepath_pmd::port::PortId;
 use wirepath_wire::{EtherType, L3Type, MacAddr, Parser, Tunnels};
 
 use super::config::{HopConfig, RouteTarget};
-use super::tables::{Hop, Hops, NextHopGroup, RouterTag, Unresolved};
+use super::tables::{Hop, Hops, RouterTag, Unresolved};
 use crate::ControlPlane;
 use crate::epoch::{Domain, Shared};
-use crate::route::{NetworkPrefix, RouteLimits, RouteTables, RouteWriter};
+use crate::route::{GroupMember, NetworkPrefix, NextHopGroup, RouteLimits, RouteTables, RouteWriter};
 use crate::tunnel::config::{GatewayConfig, TUNNEL_PEER};
 use crate::tunnel::neighbour::{Millis, NeighbourAction, NeighbourState};
 use crate::tunnel::next_hops::NextHops;
@@ -71,8 +71,8 @@ struct HopState {
     spec: HopSpec,
     /// Number of routes and groups that use it.
     users: usize,
-    /// Members of a group: index and weight.
-    members: Vec<(u32, u16)>,
+    /// Members of a group; their next hops are indices of hops.
+    members: Vec<GroupMember>,
 }
 
 /// The router of a segment.
@@ -213,7 +213,9 @@ impl RouterControl {
             if self.installed.get(&key).is_some_and(|(known, _)| *known == spec) {
                 continue;
             }
-            let Some(hop) = self.acquire(&spec, now) else {
+            // The members that the old and the new group share keep their flows.
+            let like = self.installed.get(&key).map(|(_, hop)| *hop);
+            let Some(hop) = self.acquire_like(&spec, like, now) else {
                 tracing::warn!("no room for the next hops of the route to {}", key.1);
                 continue;
             };
@@ -321,6 +323,11 @@ impl RouterControl {
 
     /// Returns the hop of this meaning for one user more.
     fn acquire(&mut self, spec: &HopSpec, now: u32) -> Option<u32> {
+        self.acquire_like(spec, None, now)
+    }
+
+    /// Returns the hop of this meaning for one user more. A new group begins with the buckets of the group `like`.
+    fn acquire_like(&mut self, spec: &HopSpec, like: Option<u32>, now: u32) -> Option<u32> {
         if let Some(&index) = self.by_spec.get(spec) {
             if let Some(Some(state)) = self.states.get_mut(index as usize) {
                 state.users += 1;
@@ -330,7 +337,7 @@ impl RouterControl {
         let mut members = Vec::new();
         if let HopSpec::Group(specs) = spec {
             for (spec, weight) in specs {
-                members.push((self.acquire(spec, now)?, *weight));
+                members.push(GroupMember { next_hop: self.acquire(spec, now)?, weight: *weight });
             }
         }
         let index = self.hop_indices.take(now)?;
@@ -345,7 +352,9 @@ impl RouterControl {
             }
             HopSpec::Group(_) => {
                 let group = self.group_indices.take(now)?;
-                put(&mut self.hops.groups, group as usize, NextHopGroup::default());
+                let like = like.and_then(|like| self.group(like)).cloned();
+                let new = || Arc::new(NextHopGroup::new(buckets_for(&members), &[]));
+                put(&mut self.hops.groups, group as usize, like.unwrap_or_else(new));
                 self.groups.insert(index);
                 Hop::Group(group)
             }
@@ -381,8 +390,8 @@ impl RouterControl {
             self.group_indices.release(*group, now);
             self.groups.remove(&index);
         }
-        for (member, _) in state.members {
-            self.release(member, now);
+        for member in state.members {
+            self.release(member.next_hop, now);
         }
         if let HopSpec::Neighbour(segment, ip) = state.spec {
             // Without a route, nothing needs its address.
@@ -392,17 +401,26 @@ impl RouterControl {
         }
     }
 
-    /// Gives a group its members that can be reached, or all if none can.
+    /// Returns the group that is the hop with this index.
+    fn group(&self, index: u32) -> Option<&Arc<NextHopGroup>> {
+        let Some(Hop::Group(group)) = self.hops.list.get(index as usize) else { return None };
+        self.hops.groups.get(*group as usize)
+    }
+
+    /// Gives a group its members that can be reached, or all if none can. The others keep their flows.
     fn update_group(&mut self, index: u32) {
         let Some(Hop::Group(group)) = self.hops.list.get(index as usize).copied() else { return };
         let Some(Some(state)) = self.states.get(index as usize) else { return };
-        let is_usable = |member: u32| !matches!(self.hops.list.get(member as usize), Some(Hop::Unreachable(_)));
-        let mut members: Vec<(u32, u16)> =
-            state.members.iter().copied().filter(|(member, _)| is_usable(*member)).collect();
+        let is_usable =
+            |member: &GroupMember| !matches!(self.hops.list.get(member.next_hop as usize), Some(Hop::Unreachable(_)));
+        let mut members: Vec<GroupMember> = state.members.iter().copied().filter(is_usable).collect();
         if members.is_empty() {
             members.clone_from(&state.members);
         }
         if let Some(group) = self.hops.groups.get_mut(group as usize) {
+            // The workers read the old one.
+            let group = Arc::make_mut(group);
+            group.refine(buckets_for(&state.members));
             group.set_members(&members);
         }
         self.dirty = true;
@@ -415,10 +433,16 @@ impl RouterControl {
             *place = hop(index);
             self.dirty = true;
         }
-        let has_member = |state: &HopState| state.members.iter().any(|(member, _)| *member == index);
+        let has_member = |state: &HopState| state.members.iter().any(|member| member.next_hop == index);
         let state = |group: u32| self.states.get(group as usize)?.as_ref();
         let groups: Vec<u32> = self.groups.iter().copied().filter(|it| state(*it).is_some_and(has_member)).collect();
         groups.into_iter().for_each(|group| self.update_group(group));
+    }
+
+    /// Sets the Ethernet address of a neighbour to which a route leads, without resolving it.
+    pub(in crate::tunnel) fn set_address(&mut self, segment: u16, ip: IpAddr, mac: MacAddr) {
+        self.set_neighbour(segment, ip, |_| Hop::Neighbour(segment, mac));
+        self.publish();
     }
 
     /// Makes the workers see changed hops.
@@ -773,8 +797,14 @@ fn desired_routes(config: &GatewayConfig, places: &Places, vrfs: &[u16]) -> Hash
     routes
 }
 
+/// Returns the number of buckets of a group: at least 64 for each member, and 4 for each unit of their weights.
+fn buckets_for(members: &[GroupMember]) -> usize {
+    let weights: usize = members.iter().map(|member| usize::from(member.weight)).sum();
+    (64 * members.len()).max(4 * weights)
+}
+
 /// Stores a group at an index, which may be one behind the last.
-fn put(groups: &mut Vec<NextHopGroup>, index: usize, group: NextHopGroup) {
+fn put(groups: &mut Vec<Arc<NextHopGroup>>, index: usize, group: Arc<NextHopGroup>) {
     match groups.get_mut(index) {
         Some(old) => *old = group,
         None => groups.resize(index + 1, group),

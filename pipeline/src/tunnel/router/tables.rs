@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use wirepath_wire::MacAddr;
 
 use super::config::{Discard, SourceCheck};
+use crate::route::NextHopGroup;
 use crate::tunnel::config::GatewayConfig;
 use crate::tunnel::places::Places;
 use crate::tunnel::underlay::Prefix;
@@ -101,32 +103,11 @@ pub(in crate::tunnel) enum Hop {
     NotUnicast,
 }
 
-/// Next hops that share the flows of a route by their weights.
-#[derive(Clone, Debug, Default)]
-pub(in crate::tunnel) struct NextHopGroup {
-    /// Members, each as often as its weight.
-    shares: Vec<u32>,
-}
-
-impl NextHopGroup {
-    /// Replaces the members and their weights.
-    pub(super) fn set_members(&mut self, members: &[(u32, u16)]) {
-        let shares = members.iter().flat_map(|(member, weight)| std::iter::repeat_n(*member, (*weight).into()));
-        self.shares = shares.collect();
-    }
-
-    /// Returns the member for a flow with this hash; `None`: the group is empty.
-    pub(super) fn select(&self, hash: u32) -> Option<u32> {
-        let at = (u64::from(hash) * self.shares.len() as u64) >> 32;
-        self.shares.get(at as usize).copied()
-    }
-}
-
 /// All hops. A change replaces the lists, in which each hop keeps its index.
 #[derive(Clone, Debug, Default)]
 pub(in crate::tunnel) struct Hops {
     pub(super) list: Vec<Hop>,
-    pub(super) groups: Vec<NextHopGroup>,
+    pub(super) groups: Vec<Arc<NextHopGroup>>,
 }
 
 impl Hops {
@@ -136,7 +117,7 @@ impl Hops {
         match *self.list.get(index as usize)? {
             Hop::Group(group) => {
                 // Groups have no groups as members.
-                let member = self.groups.get(group as usize)?.select(hash)?;
+                let member = self.groups.get(group as usize)?.select(hash);
                 self.list.get(member as usize).copied()
             }
             hop => Some(hop),

@@ -191,6 +191,8 @@ pub struct FrameSpec {
     pub destination_mac: MacAddr,
     /// True if each flow has a different destination address.
     pub vary_destination_mac: bool,
+    /// True if each flow has a network of its own as destination: 11.0.0.0/24 or 2001:db8:2::/64 and those that follow.
+    pub vary_network: bool,
     /// VLAN tag.
     pub vlan: Option<u16>,
     /// Encapsulate the frame in VXLAN. `size` is then that of the inner frame.
@@ -223,6 +225,7 @@ impl Default for FrameSpec {
             vary_source_mac: false,
             destination_mac: MacAddr([2, 0x66, 0x77, 0, 0, 0]),
             vary_destination_mac: true,
+            vary_network: false,
             vlan: None,
             tunnel: None,
         }
@@ -318,7 +321,10 @@ impl FrameSpec {
         let packet = &mut frame[l2..];
         if self.ipv6 {
             let address = |net: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, host);
-            let (client, server) = (address(1, 1), address(2, 1));
+            let (client, mut server) = (address(1, 1), address(2, 1));
+            if self.vary_network {
+                server = Ipv6Addr::from_bits(server.to_bits() + (u128::from(flow) << 64));
+            }
             let (src, dst) = if is_reply { (server, client) } else { (client, server) };
             let payload_len = (packet.len() - ipv6::HEADER_LEN) as u16;
             ipv6::Repr {
@@ -335,7 +341,10 @@ impl FrameSpec {
             let pseudo = checksum::pseudo6(src, dst, transport.protocol(), payload_len.into());
             self.content.emit(&mut packet[ipv6::HEADER_LEN..], ports, pseudo);
         } else {
-            let (client, server) = (Ipv4Addr::new(192, 168, 1, 1), Ipv4Addr::new(192, 168, 2, 1));
+            let (client, mut server) = (Ipv4Addr::new(192, 168, 1, 1), Ipv4Addr::new(192, 168, 2, 1));
+            if self.vary_network {
+                server = Ipv4Addr::from_bits((11 << 24 | 1) + (flow << 8));
+            }
             let (src, dst) = if is_reply { (server, client) } else { (client, server) };
             let payload_len = (packet.len() - ipv4::HEADER_LEN) as u16;
             ipv4::Repr {
