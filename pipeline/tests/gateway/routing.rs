@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
+use wirepath_settings::Source;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{
@@ -530,4 +532,92 @@ fn flows_are_spread_over_next_hops() {
     assert_eq!(first.len(), 4000);
     assert!((2800..3200).contains(&to_other), "{to_other} of 4000");
     assert_eq!(share(&mut lab), first, "a flow keeps its next hop");
+}
+
+/// Sends a datagram of each flow. Returns the Ethernet address that it goes to.
+fn next_hops_of_flows(lab: &mut Lab, flows: u32) -> Vec<MacAddr> {
+    let mut found = Vec::new();
+    for n in 0..flows {
+        lab.send(LAN, &datagram(US, A, "10.1.0.10", &format!("10.5.{}.{}", n / 200, n % 200 + 1), 64, 10));
+        let sent = lab.sent();
+        assert_eq!((sent.len(), sent[0].0), (1, LAN2), "flow {n}: {:?}", lab.stepped.drops());
+        found.push(MacAddr(*sent[0].1.first_chunk().unwrap()));
+    }
+    found
+}
+
+/// Runs the control thread for some seconds. These hosts on the second port answer.
+fn live(lab: &mut Lab, hosts: &[&Addresses], seconds: u32) {
+    for _ in 0..10 * seconds {
+        lab.stepped.advance(SECOND / 10);
+        for (port, bytes) in lab.settle() {
+            for host in hosts.iter().filter(|_| port == LAN2) {
+                if let HostReply::Frame(reply) = UnderlayHost::new((*host).clone()).handle(&bytes, 0).reply {
+                    lab.send(port, &reply);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn only_flows_of_a_lost_next_hop_move() {
+    const FLOWS: u32 = 3000;
+    let text = |hops: &str| {
+        format!("{UNDERLAY}{TWO}[[vrf]]\nname = 'default'\nroutes = [{{ to = '10.5.0.0/16', next_hops = [{hops}] }}]\n")
+    };
+    let via = |n: u8| format!("{{ via = '10.2.0.{n}' }}, ");
+    let host = |n: u8| Addresses {
+        mac: MacAddr([2, 0, 0, 0, 5, n]),
+        addresses: vec![format!("10.2.0.{n}/24").parse().unwrap()],
+        gateways: vec![],
+    };
+    let all = [host(11), host(12), host(13)];
+    let mut lab = lab(&text(&(via(11) + &via(12) + &via(13)))[UNDERLAY.len()..]);
+    live(&mut lab, &[&all[0], &all[1], &all[2]], 2);
+    let count = |flows: &[MacAddr]| all.each_ref().map(|host| flows.iter().filter(|mac| **mac == host.mac).count());
+    let moved = |old: &[MacAddr], new: &[MacAddr]| {
+        std::iter::zip(old, new).filter(|(old, new)| old != new).map(|(old, new)| (*old, *new)).collect::<Vec<_>>()
+    };
+    let first = next_hops_of_flows(&mut lab, FLOWS);
+    assert!(count(&first).iter().all(|flows| (900..1100).contains(flows)), "{:?}", count(&first));
+
+    // The third one stops answering, without a word.
+    live(&mut lab, &[&all[0], &all[1]], 60);
+    let second = next_hops_of_flows(&mut lab, FLOWS);
+    let gone = moved(&first, &second);
+    assert_eq!(gone.len(), count(&first)[2], "exactly its flows move");
+    assert!(gone.iter().all(|(old, new)| *old == all[2].mac && *new != all[2].mac));
+    assert!(count(&second)[..2].iter().all(|flows| (1350..1650).contains(flows)), "{:?}", count(&second));
+
+    // It answers again. It takes flows of the others, and no flow moves between those.
+    live(&mut lab, &[&all[0], &all[1], &all[2]], 60);
+    let third = next_hops_of_flows(&mut lab, FLOWS);
+    let back = moved(&second, &third);
+    assert!(back.iter().all(|(_, new)| *new == all[2].mac));
+    assert_eq!(back.len(), count(&third)[2]);
+
+    // A changed configuration has another one instead of the second.
+    let change = |lab: &mut Lab, hops: &str| {
+        let text = text(hops);
+        let source = Source::new("test", text.as_str());
+        let document = source.parse().unwrap();
+        let config = GatewayConfig::read(&document.settings(), &["wan", "lan", "lan2"]).unwrap();
+        let (ports, seconds) = lab.stepped.with_plane(|plane| (plane.ports().to_vec(), plane.seconds()));
+        let change = lab.control.prepare(config, seconds).unwrap();
+        lab.control.reconfigure(change, &ports, seconds);
+    };
+    let fourth_host = host(14);
+    change(&mut lab, &(via(11) + &via(13) + &via(14)));
+    live(&mut lab, &[&all[0], &all[1], &all[2], &fourth_host], 2);
+    let fourth = next_hops_of_flows(&mut lab, FLOWS);
+    let replaced = moved(&third, &fourth);
+    assert_eq!(replaced.len(), count(&third)[1], "exactly the flows of the removed one move");
+    assert!(replaced.iter().all(|(old, new)| *old == all[1].mac && *new == fourth_host.mac));
+    // One with most of the weight, which needs more buckets.
+    change(&mut lab, &(via(11) + &via(13) + "{ via = '10.2.0.14', weight = 200 }"));
+    let fifth = next_hops_of_flows(&mut lab, FLOWS);
+    assert!(moved(&fourth, &fifth).iter().all(|(_, new)| *new == fourth_host.mac));
+    let shares = count(&fifth);
+    assert!(shares[0] <= 45 && shares[2] <= 45 && shares[1] == 0, "{shares:?}");
 }
