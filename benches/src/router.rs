@@ -63,7 +63,11 @@ const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x99]);
 
 /// Returns the network of a flow, as the null port makes them.
 fn network(ipv6: bool, i: u32) -> String {
-    if ipv6 { format!("2001:db8:2:{i:x}::/64") } else { format!("{}.{}.{}.0/24", 11 + (i >> 16), i >> 8 & 255, i & 255) }
+    if ipv6 {
+        format!("2001:db8:2:{i:x}::/64")
+    } else {
+        format!("{}.{}.{}.0/24", 11 + (i >> 16), i >> 8 & 255, i & 255)
+    }
 }
 
 fn configuration(arguments: &Arguments) -> String {
@@ -102,8 +106,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let text = configuration(arguments);
     let source = Source::new("wirepath-bench", text.as_str());
     let document = source.parse().map_err(Failure::usage)?;
-    let config =
-        GatewayConfig::read(&document.settings(), &["local", "other", "underlay"]).map_err(Failure::usage)?;
+    let config = GatewayConfig::read(&document.settings(), &["local", "other", "underlay"]).map_err(Failure::usage)?;
     let mut ports = measure::ports(&text)?;
     if arguments.read.is_none() {
         let spec = FrameSpec {

@@ -318,6 +318,11 @@ impl<'a> Context<'a> {
         self.state.forward(batch);
     }
 
+    /// Sends a packet to its output port.
+    pub(crate) fn send_by_out_port(&mut self, packet: Packet) {
+        self.state.send_by_out_port(packet);
+    }
+
     /// Hands a packet to another worker, whose first stage then receives it. A worker may hand a packet to
     /// itself.
     #[inline]

@@ -250,7 +250,9 @@ mod tests {
     #[test]
     fn more_buckets_move_no_flow() {
         let mut random = Rng::with_seed(2);
-        for (count, wanted, found) in [(1, 5, 5), (96, 97, 192), (96, 1000, 1056), (64, 64, 64), (40_000, 80_000, 40_000)] {
+        for (count, wanted, found) in
+            [(1, 5, 5), (96, 97, 192), (96, 1000, 1056), (64, 64, 64), (40_000, 80_000, 40_000)]
+        {
             let mut group = NextHopGroup::new(count, &[member(1, 1), member(2, 3)]);
             let before = group.clone();
             group.refine(wanted);

@@ -212,13 +212,17 @@ impl View<'_> {
             }
         };
         let n = packets.len();
+        let mut routed = 0u64;
         fdb.find_batch(&keys[..n], |i, entry| {
             if slow & 1 << i != 0 {
                 return;
             }
             slow |= 1 << i;
             let Some(entry) = entry else { return };
-            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else { return };
+            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else {
+                routed |= u64::from(entry.destination() == Destination::Router.pack()) << i;
+                return;
+            };
             let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
             let packet = &mut packets[i];
             let len = packet.len() - OUTER4;
@@ -233,13 +237,22 @@ impl View<'_> {
             }
         });
         tally.end(count);
+        if routed != 0 {
+            routed = self.route_batch::<OUTER4>(state, context, remotes, packets, routed);
+            slow &= !routed;
+        }
         if slow != 0 {
             let mut i = 0;
             batch.filter_map(|packet| {
                 let at = i;
                 i += 1;
                 if slow & 1 << at == 0 {
-                    return Some(packet);
+                    // Routed packets stay in order with those of their flows on the slow path.
+                    if routed & 1 << at == 0 {
+                        return Some(packet);
+                    }
+                    context.send_by_out_port(packet);
+                    return None;
                 }
                 self.decapsulate_one(state, context, remotes, packet);
                 None

@@ -16,7 +16,7 @@ use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::superframe::{Cutter, longest_frame};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, icmp_error, max_icmp_error_len};
-use wirepath_wire::{EtherType, MacAddr};
+use wirepath_wire::{EtherType, IpProtocol, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
@@ -63,21 +63,51 @@ fn mix(state: u64, word: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Returns the flow of an IPv4 packet without options that is not a fragment; `None` for other frames.
+/// Returns the flow of a frame with a plain packet; see [`quick_packet_flow`].
 #[inline(always)]
-fn quick_flow(h: &[u8; QUICK], ethertype: u16) -> Option<Flow> {
-    let version = be64(h, 14);
+pub(super) fn quick_flow(frame: &[u8]) -> Option<Flow> {
+    let (header, packet) = frame.split_first_chunk::<ETHERNET_LEN>()?;
+    let version = match EtherType(be64(header, 6) as u16) {
+        EtherType::IPV4 => 4,
+        EtherType::IPV6 => 6,
+        _ => return None,
+    };
+    quick_packet_flow(packet).filter(|_| packet.first().is_some_and(|byte| byte >> 4 == version))
+}
+
+/// Returns the flow of a plain packet: IPv4 without options that is not a fragment, or TCP or UDP directly after IPv6.
+#[inline(always)]
+pub(super) fn quick_packet_flow(packet: &[u8]) -> Option<Flow> {
+    quick_flow4(packet.first_chunk()?).or_else(|| quick_flow6(packet.first_chunk()?))
+}
+
+/// Returns the flow of an IPv4 packet without options that is not a fragment; `None` for other packets.
+#[inline(always)]
+fn quick_flow4(h: &[u8; QUICK - ETHERNET_LEN]) -> Option<Flow> {
     // Version 4, header length of five words, fragment offset zero and MF clear. DF is ignored.
-    if ethertype != EtherType::IPV4.0 || version & 0xff00_0000_0000_3fff != 0x4500_0000_0000_0000 {
+    if be64(h, 0) & 0xff00_0000_0000_3fff != 0x4500_0000_0000_0000 {
         return None;
     }
-    let addresses = be64(h, 26);
-    let protocol = h[23];
+    let addresses = be64(h, 12);
+    let protocol = h[9];
     // Other protocols have no ports there; those bytes differ between packets of a flow.
     let mask = if protocol == 6 || protocol == 17 { u32::MAX } else { 0 };
-    let ports = be64(h, 30) as u32 & mask;
+    let ports = be64(h, 16) as u32 & mask;
     let hash = mix(addresses, u64::from(ports) | u64::from(protocol) << 32);
-    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[15] })
+    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[1] })
+}
+
+/// Returns the flow of TCP or UDP directly after an IPv6 header; `None` for other packets.
+#[inline(always)]
+fn quick_flow6(h: &[u8; 44]) -> Option<Flow> {
+    let protocol = h[6];
+    if h[0] >> 4 != 6 || !matches!(IpProtocol(protocol), IpProtocol::TCP | IpProtocol::UDP) {
+        return None;
+    }
+    let [a, b, c, d] = [8, 16, 24, 32].map(|at| be64(h, at));
+    let ports = u64::from(be64(h, 36) as u32);
+    let hash = mix(mix(mix(a, b), mix(c, d)), ports | u64::from(protocol) << 32);
+    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[0] << 4 | h[1] >> 4 })
 }
 
 impl View<'_> {
@@ -123,7 +153,7 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let Some(first) = self.layout.attachments.get(from as usize) else { return };
 
-        let Scratch { keys, flows, sources, source_at, attachments } = &mut *state.scratch;
+        let Scratch { keys, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let (layout, worker) = (self.layout, state.worker);
         let count_rx = |segment: u16, packets, bytes| {
@@ -151,9 +181,9 @@ impl View<'_> {
             // check.
             let (dst, src, ethertype) = addresses(ethernet, segment);
             keys[i] = dst;
-            flows[i] = match quick_flow(quick, ethertype) {
-                Some(flow) => flow,
-                None => {
+            flows[i] = match quick.last_chunk().and_then(quick_flow4) {
+                Some(flow) if ethertype == EtherType::IPV4.0 => flow,
+                _ => {
                     let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
                     slow |= u64::from(special) << i;
                     Flow::from_frame(data, packet.len(), &state.parser)
@@ -191,6 +221,8 @@ impl View<'_> {
             }
         };
         let n = packets.len();
+        // Packets for the router, and those of them that the fast path has routed.
+        let (mut routed, before) = (0u64, slow);
         fdb.find_batch(&keys[..n], |i, entry| {
             let packet = &mut packets[i];
             if let Some(entry) = entry
@@ -221,15 +253,27 @@ impl View<'_> {
                 }
             }
             slow |= 1 << i;
+            let is_router = entry.is_some_and(|entry| entry.destination() == Destination::Router.pack());
+            routed |= u64::from(is_router) << i;
         });
         tally.end(count_tx);
+        routed &= !before;
+        if routed != 0 {
+            routed = self.route_batch::<0>(state, context, remotes, packets, routed);
+            slow &= !routed;
+        }
         if slow != 0 {
             let mut i = 0;
             batch.filter_map(|packet| {
                 let at = i;
                 i += 1;
                 if slow & 1 << at == 0 {
-                    return Some(packet);
+                    // Routed packets stay in order with those of their flows on the slow path.
+                    if routed & 1 << at == 0 {
+                        return Some(packet);
+                    }
+                    context.send_by_out_port(packet);
+                    return None;
                 }
                 let from = if SORTED { state.scratch.attachments[at % BATCH] } else { from };
                 self.encapsulate_one(state, context, remotes, packet, from);
@@ -341,8 +385,7 @@ impl View<'_> {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
         // As on the fast path, so that all packets of a flow have one outer source port.
-        let quick = packet.data().first_chunk().and_then(|h: &[u8; QUICK]| quick_flow(h, be64(h, 6) as u16));
-        let flow = quick.unwrap_or_else(|| Flow::from_frame(packet.data(), packet.len(), &state.parser));
+        let flow = Flow::from_frame(packet.data(), packet.len(), &state.parser);
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
         let known = known.map(Destination::unpack);
         if context.is_tracing() {
@@ -598,7 +641,7 @@ pub(super) fn encapsulate(
 /// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it
 /// cannot finish transmit offloads that the packet still requests.
 #[inline]
-fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
+pub(super) fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
     let flags = packet.flags();
     if flow.class & underlay.copied_class != 0 || flags.intersects(TX_OFFLOADS) || packet.vlan().is_some() {
         return false;

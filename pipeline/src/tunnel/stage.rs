@@ -12,9 +12,10 @@ use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
 use super::bindings::{Claim, PublishedBindings};
+use super::encap::{quick_flow, quick_packet_flow};
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
-use super::router::{Hops, RouterTag};
+use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
 use crate::route::RouteTables;
@@ -158,6 +159,7 @@ pub(super) struct Scratch {
     pub(super) source_at: [u32; BATCH],
     /// Attachment of each packet on ports with VLANs.
     pub(super) attachments: [u32; BATCH],
+    pub(super) router: RouteScratch,
 }
 
 impl StageState {
@@ -212,6 +214,7 @@ impl Gateway {
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],
                 attachments: [0; BATCH],
+                router: RouteScratch::default(),
             }),
         };
         Self { tables, state }
@@ -271,10 +274,16 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Computes the flow of any frame; see [`wirepath_wire::tuple::entropy`].
-    #[cold]
+    /// Computes the flow of any frame.
     #[inline(never)]
     pub(super) fn from_frame(frame: &[u8], len: usize, parser: &Parser) -> Self {
+        quick_flow(frame).unwrap_or_else(|| Self::from_parsed(frame, len, parser))
+    }
+
+    /// Computes the flow of a frame that is not plain; see [`wirepath_wire::tuple::entropy`].
+    #[cold]
+    #[inline(never)]
+    fn from_parsed(frame: &[u8], len: usize, parser: &Parser) -> Self {
         // A frame with invalid headers is still forwarded, as a bridge does. Its entropy comes from its
         // Ethernet addresses.
         let layers = parser.parse_stack(frame, 0, len).unwrap_or_default();

@@ -9,6 +9,7 @@ mod learned_remotes;
 mod link;
 mod reconfigure;
 mod routing;
+mod routing_fast;
 mod segments;
 mod stepped;
 mod suppression;

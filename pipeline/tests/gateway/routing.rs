@@ -36,7 +36,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// Returns a frame with a UDP datagram of `len` bytes.
-fn datagram(dst_mac: MacAddr, src_mac: MacAddr, src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+pub(crate) fn datagram(dst_mac: MacAddr, src_mac: MacAddr, src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
     packet(dst_mac, src_mac, src, dst, ttl, IpProtocol::UDP, &{
         let mut body = vec![0x5a; 8 + len];
         udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 }.emit(&mut body).unwrap();
@@ -410,7 +410,7 @@ fn sources_are_checked() {
 }
 
 /// Returns a VXLAN packet of the peer with this VNI.
-fn tunnelled(vni: u32, inner: &[u8]) -> Vec<u8> {
+pub(crate) fn tunnelled(vni: u32, inner: &[u8]) -> Vec<u8> {
     let encap = OuterHeaders::vxlan(&VxlanConfig {
         src_mac: PEER,
         dst_mac: US,

@@ -1,7 +1,7 @@
 //! The control thread's part of routing: the routes of all VRFs, the neighbours of each segment, and the packets that
 //! wait for them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ pub(in crate::tunnel) struct RouterControl {
     /// Number of each VRF.
     vrfs: HashMap<String, u16>,
     vrf_indices: Indices,
-    segments: HashMap<u16, SegmentRouter>,
+    segments: BTreeMap<u16, SegmentRouter>,
     /// Names of the layer-3 tunnels, which have no neighbours.
     tunnels: HashMap<u16, String>,
     /// Routes of the configuration, with their hops.
@@ -143,7 +143,7 @@ impl RouterControl {
             groups: HashSet::new(),
             vrfs: HashMap::new(),
             vrf_indices: Indices::new(usize::from(u16::MAX)),
-            segments: HashMap::new(),
+            segments: BTreeMap::new(),
             tunnels: HashMap::new(),
             installed: HashMap::new(),
             learned: HashMap::new(),

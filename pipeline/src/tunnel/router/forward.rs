@@ -21,7 +21,7 @@ use crate::tunnel::stage::{Flow, PuntCode, StageState, View};
 use crate::tunnel::tables::{Destination, Remotes};
 
 /// Number of header bytes that are parsed: Ethernet, IPv6 with some extension headers, and ICMP.
-const HEADERS: usize = 256;
+pub(super) const HEADERS: usize = 256;
 
 /// A packet to be routed: its headers and the segment that it came from.
 #[derive(Clone, Copy)]
@@ -253,15 +253,8 @@ impl<'v> View<'v> {
         if check == SourceCheck::Off {
             return Ok(());
         }
-        let segment = match self.find_route(context, routed.interface.vrf, routed.src, flow.entropy) {
-            Some(Hop::Neighbour(segment, _) | Hop::Connected(segment)) => segment,
-            Some(Hop::Resolving(segment, _) | Hop::Unreachable(segment)) => segment,
-            // An own address is no source of a received packet.
-            Some(Hop::Local | Hop::Discard(_) | Hop::NotUnicast | Hop::Group(_) | Hop::Vrf(_)) | None => {
-                return Err(DropReason::SourceCheck);
-            }
-        };
-        if check == SourceCheck::Loose || segment == routed.segment { Ok(()) } else { Err(DropReason::SourceCheck) }
+        let hop = self.find_route(context, routed.interface.vrf, routed.src, flow.entropy);
+        if source_is_valid(hop, check, routed.segment) { Ok(()) } else { Err(DropReason::SourceCheck) }
     }
 
     /// Rewrites a packet and sends it to a neighbour.
@@ -361,7 +354,7 @@ impl<'v> View<'v> {
     }
 
     /// Returns the length of the longest frame that a destination takes.
-    fn longest_frame_to(&self, remotes: &Remotes, to: Option<Destination>) -> usize {
+    pub(super) fn longest_frame_to(&self, remotes: &Remotes, to: Option<Destination>) -> usize {
         match to {
             Some(Destination::Attachment(index)) => {
                 self.layout.attachments.get(index as usize).map_or(0, |attachment| attachment.max_frame)
@@ -464,6 +457,19 @@ impl<'v> View<'v> {
 fn may_be_fragmented(packet: &Packet, layers: &HeaderOffsets) -> bool {
     let word = layers.ipv4_header(packet.data()).map(|h| u16::from_be_bytes([h[6], h[7]]));
     word.is_some_and(|word| word & ipv4::DONT_FRAGMENT == 0)
+}
+
+/// Returns whether a packet from a segment may have a source to which this hop leads.
+pub(super) fn source_is_valid(hop: Option<Hop>, check: SourceCheck, segment: u16) -> bool {
+    let to = match hop {
+        Some(Hop::Neighbour(to, _) | Hop::Connected(to)) => to,
+        Some(Hop::Resolving(to, _) | Hop::Unreachable(to)) => to,
+        // An own address is no source of a received packet.
+        Some(Hop::Local | Hop::Discard(_) | Hop::NotUnicast | Hop::Group(_) | Hop::Vrf(_)) | None => {
+            return check == SourceCheck::Off;
+        }
+    };
+    check != SourceCheck::Strict || to == segment
 }
 
 /// Writes the Ethernet addresses of a routed frame and decrements its TTL or hop limit, which is greater than 1.

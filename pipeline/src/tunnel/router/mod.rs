@@ -15,6 +15,7 @@
 //! - [`config`]: the tables `[[vrf]]` with their routes, checked.
 //! - `tables`: interfaces and hops that the workers read. The routes themselves are in [`crate::route`].
 //! - `forward`: the workers' part: lookup, checks, ICMP errors.
+//! - `fast`: the same for the plain packets of a batch.
 //! - `host`: packets for the router itself.
 //! - `control`: the control thread's part: routes, neighbours of each segment, packets that wait for them.
 //!
@@ -23,10 +24,12 @@
 
 pub mod config;
 mod control;
+mod fast;
 mod forward;
 mod host;
 mod tables;
 
 pub(super) use control::RouterControl;
+pub(super) use fast::RouteScratch;
 pub use tables::Interface;
 pub(super) use tables::{Hops, RouterTag, interfaces, router_macs};

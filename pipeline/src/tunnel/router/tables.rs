@@ -111,6 +111,12 @@ pub(in crate::tunnel) struct Hops {
 }
 
 impl Hops {
+    /// Returns the hop of a route, which may be a group.
+    #[inline(always)]
+    pub(super) fn get(&self, index: u32) -> Option<Hop> {
+        self.list.get(index as usize).copied()
+    }
+
     /// Returns the hop of a route, which is no group. `hash` chooses a member of a group.
     #[inline]
     pub(super) fn find(&self, index: u32, hash: u32) -> Option<Hop> {
