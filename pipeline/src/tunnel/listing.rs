@@ -8,6 +8,7 @@ use super::control::GatewayControl;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
+use crate::route::NetworkPrefix;
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
@@ -183,9 +184,17 @@ impl GatewayControl {
                 });
             }
             "routes" => {
-                page.extend(self.router.rows(), |row| {
-                    vec![row.vrf.into(), row.to.into(), row.origin.into(), row.via.into(), row.state.into()]
+                // A page continues after the last route of the page before, which need not exist any more.
+                let mut last: Option<(String, NetworkPrefix)> = page.take_state();
+                let (names, cursor) = (self.router.vrf_names(), page.cursor());
+                page.extend_from((cursor..).zip(self.router.positions_after(last.clone())), |position| {
+                    let (to, row) = (position.to, self.router.row(position, &names));
+                    last = Some((row.vrf.clone(), to));
+                    Some(vec![row.vrf.into(), row.to.into(), row.origin.into(), row.via.into(), row.state.into()])
                 });
+                if let Some(last) = last {
+                    page.keep_state(last);
+                }
             }
             "remotes" => {
                 let all =

@@ -3,8 +3,11 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use serde_json::Value;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::registry::{Filter, Listing, Registry};
+use wirepath_pipeline::route::NetworkPrefix;
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_settings::Source;
@@ -620,4 +623,41 @@ fn only_flows_of_a_lost_next_hop_move() {
     assert!(moved(&fourth, &fifth).iter().all(|(_, new)| *new == fourth_host.mac));
     let shares = count(&fifth);
     assert!(shares[0] <= 45 && shares[2] <= 45 && shares[1] == 0, "{shares:?}");
+}
+
+#[test]
+fn routes_are_listed_page_by_page() {
+    let routes: Vec<String> =
+        (0..150).map(|n| format!("{{ to = '10.{}.{}.0/24', discard = 'blackhole' }}", 50 + n % 7, n)).collect();
+    let text = format!(
+        "{TWO}[[vrf]]\nname = 'default'\nroutes = [{0}, {{ to = 'fd09::/32', via = ['fd02::10'] }}]\n\
+         [[vrf]]\nname = 'a'\nroutes = [{0}]\n[[vrf]]\nname = 'z'\nroutes = [{0}]\n",
+        routes.join(", ")
+    );
+    let mut lab = lab(&text);
+    lab.send(LAN, &datagram(US, A, "10.1.0.10", "10.2.0.10", 64, 100));
+    lab.settle();
+    let key = |row: &[Value]| (row[0].as_str().unwrap().to_owned(), row[1].as_str().unwrap().to_owned());
+    let Lab { stepped, control, .. } = &mut lab;
+    stepped.with_plane(|plane| {
+        let mut registry = Registry { control, plane };
+        let table = registry.table("routes").unwrap();
+        let all = registry.rows(table);
+        // Each network has its own route, the router's address, and two reserved ones with IPv4.
+        assert_eq!(all.len(), 450 + 1 + 2 * (4 + 2) + 1, "{all:?}");
+        let sorted = |row: &Vec<Value>| (key(row).0, key(row).1.parse::<NetworkPrefix>().unwrap());
+        assert!(all.is_sorted_by_key(sorted));
+        let origins: Vec<&str> = all.iter().map(|row| row[2].as_str().unwrap()).collect();
+        let count = |origin| origins.iter().filter(|found| **found == origin).count();
+        assert_eq!(["configured", "local", "connected", "neighbour"].map(count), [451, 4, 8, 1]);
+        for entries in [1, 7, 64, 1000] {
+            let (mut listing, mut paged) = (Listing::new(table, Filter::default()), Vec::new());
+            while !listing.is_done() {
+                let page = registry.next_page(&mut listing, entries);
+                assert!(page.len() <= entries);
+                paged.extend(page);
+            }
+            assert_eq!(paged, all);
+        }
+    });
 }

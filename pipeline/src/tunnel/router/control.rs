@@ -84,6 +84,14 @@ struct SegmentRouter {
     neighbours: NextHops,
 }
 
+/// A route in the tables: number of the VRF, prefix, and index of the hop.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tunnel) struct RoutePosition {
+    pub(in crate::tunnel) vrf: u16,
+    pub(in crate::tunnel) to: NetworkPrefix,
+    hop: u32,
+}
+
 /// Position and effect of a route, for listings.
 #[derive(Debug)]
 pub(in crate::tunnel) struct RouteRow {
@@ -660,43 +668,49 @@ impl RouterControl {
         self.installed.len() + self.learned.len()
     }
 
-    /// Returns all routes, in order.
-    pub(in crate::tunnel) fn rows(&self) -> Vec<RouteRow> {
-        let names: HashMap<u16, &str> = self.vrfs.iter().map(|(name, number)| (*number, name.as_str())).collect();
-        let installed = self.installed.iter().map(|((vrf, to), (_, hop))| (*vrf, *to, *hop, "configured"));
-        let learned =
-            self.learned.iter().filter_map(|((vrf, ip), (_, hop))| Some((*vrf, host_prefix(*ip)?, *hop, "neighbour")));
-        let mut all: Vec<(u16, NetworkPrefix, u32, &'static str)> = installed.chain(learned).collect();
-        all.sort_unstable_by_key(|(vrf, to, ..)| (names.get(vrf).copied().unwrap_or_default(), *to));
-        all.into_iter()
-            .map(|(vrf, to, hop, origin)| {
-                let state = match self.hops.list.get(hop as usize) {
-                    Some(Hop::Resolving(..)) => "resolving",
-                    Some(Hop::Unreachable(_)) => "unreachable",
-                    Some(_) => "ready",
-                    None => "missing",
-                };
-                let origin = match self.states.get(hop as usize) {
-                    Some(Some(HopState {
-                        spec: HopSpec::Fixed(FixedHop::Connected(_) | FixedHop::NotUnicast),
-                        ..
-                    })) => "connected",
-                    Some(Some(HopState { spec: HopSpec::Fixed(FixedHop::Local), .. })) => "local",
-                    _ => origin,
-                };
-                RouteRow {
-                    vrf: names.get(&vrf).map(|name| (*name).to_owned()).unwrap_or_default(),
-                    to: to.to_string(),
-                    origin,
-                    via: self
-                        .states
-                        .get(hop as usize)
-                        .and_then(|it| it.as_ref())
-                        .map_or(String::new(), |it| self.describe(&it.spec, &names)),
-                    state,
-                }
-            })
-            .collect()
+    /// Returns the name of each VRF by its number.
+    pub(in crate::tunnel) fn vrf_names(&self) -> HashMap<u16, &str> {
+        self.vrfs.iter().map(|(name, number)| (*number, name.as_str())).collect()
+    }
+
+    /// Iterates over the routes after a position, or over all, by name of the VRF and prefix.
+    pub(in crate::tunnel) fn positions_after(
+        &self,
+        after: Option<(String, NetworkPrefix)>,
+    ) -> impl Iterator<Item = RoutePosition> {
+        let from = after.as_ref().map(|(vrf, _)| vrf.as_str()).unwrap_or_default();
+        let mut vrfs: Vec<(&str, u16)> = self.vrfs.iter().map(|(name, number)| (name.as_str(), *number)).collect();
+        vrfs.retain(|(name, _)| *name >= from);
+        vrfs.sort_unstable();
+        vrfs.into_iter().flat_map(move |(name, vrf)| {
+            let after = after.as_ref().filter(|(of, _)| of == name).map(|(_, prefix)| *prefix);
+            self.writer.iter_after(vrf, after).map(move |(to, hop)| RoutePosition { vrf, to, hop })
+        })
+    }
+
+    /// Describes a route. `names` are those of [`Self::vrf_names`].
+    pub(in crate::tunnel) fn row(&self, position: RoutePosition, names: &HashMap<u16, &str>) -> RouteRow {
+        let RoutePosition { vrf, to, hop } = position;
+        let state = match self.hops.list.get(hop as usize) {
+            Some(Hop::Resolving(..)) => "resolving",
+            Some(Hop::Unreachable(_)) => "unreachable",
+            Some(_) => "ready",
+            None => "missing",
+        };
+        let spec = self.states.get(hop as usize).and_then(|it| it.as_ref()).map(|it| &it.spec);
+        let origin = match spec {
+            Some(HopSpec::Fixed(FixedHop::Connected(_) | FixedHop::NotUnicast)) => "connected",
+            Some(HopSpec::Fixed(FixedHop::Local)) => "local",
+            _ if self.installed.contains_key(&(vrf, to)) => "configured",
+            _ => "neighbour",
+        };
+        RouteRow {
+            vrf: names.get(&vrf).map(|name| (*name).to_owned()).unwrap_or_default(),
+            to: to.to_string(),
+            origin,
+            via: spec.map_or(String::new(), |spec| self.describe(spec, names)),
+            state,
+        }
     }
 
     /// Describes a hop for listings.
