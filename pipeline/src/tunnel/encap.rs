@@ -181,9 +181,10 @@ impl View<'_> {
             // check.
             let (dst, src, ethertype) = addresses(ethernet, segment);
             keys[i] = dst;
-            flows[i] = match quick.last_chunk().and_then(quick_flow4) {
-                Some(flow) if ethertype == EtherType::IPV4.0 => flow,
-                _ => {
+            let quick = if ethertype == EtherType::IPV4.0 { quick.last_chunk().and_then(quick_flow4) } else { None };
+            flows[i] = match quick {
+                Some(flow) => flow,
+                None => {
                     let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
                     slow |= u64::from(special) << i;
                     Flow::from_frame(data, packet.len(), &state.parser)
@@ -221,8 +222,8 @@ impl View<'_> {
             }
         };
         let n = packets.len();
-        // Packets for the router, and those of them that the fast path has routed.
-        let (mut routed, before) = (0u64, slow);
+        // Packets for the router, and then those of them that the fast path has routed.
+        let mut routed = 0u64;
         fdb.find_batch(&keys[..n], |i, entry| {
             let packet = &mut packets[i];
             if let Some(entry) = entry
@@ -252,12 +253,11 @@ impl View<'_> {
                     return;
                 }
             }
-            slow |= 1 << i;
             let is_router = entry.is_some_and(|entry| entry.destination() == Destination::Router.pack());
-            routed |= u64::from(is_router) << i;
+            routed |= (u64::from(is_router) << i) & !slow;
+            slow |= 1 << i;
         });
         tally.end(count_tx);
-        routed &= !before;
         if routed != 0 {
             routed = self.route_batch::<0>(state, context, remotes, packets, routed);
             slow &= !routed;

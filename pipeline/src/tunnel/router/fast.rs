@@ -4,8 +4,9 @@
 //! through these passes, each over all packets, so that cache misses overlap:
 //!
 //! 1. Headers: an IPv4 packet without options or an IPv6 packet without extensions, both whole, valid and unicast.
-//! 2. Routes to the destinations, and to the sources if they are checked (uRPF).
-//! 3. Next hops in the forwarding database, once for each run of packets with the same next hop.
+//! 2. Routes to the destinations, once for consecutive packets to the same one, and to sources if they are checked
+//!    (uRPF).
+//! 3. Next hops in the forwarding database, once for consecutive destinations with the same one.
 //! 4. Ethernet addresses, TTL, tunnel headers, output port.
 //!
 //! Passes 1 to 3 and the checks of pass 4 change nothing. A packet that they do not find plain stays marked, and
@@ -20,13 +21,13 @@ use wirepath_wire::{IpProtocol, MacAddr, checksum, icmpv6, ipv6};
 
 use super::config::SourceCheck;
 use super::forward::{HEADERS, source_is_valid};
-use super::tables::{Hop, Hops};
+use super::tables::{Hop, Interface};
 use crate::Context;
 use crate::route::RouteView;
 use crate::table::{Key, NO_DESTINATION};
 use crate::tunnel::encap::{be64, encapsulate, encapsulate_in_nic};
 use crate::tunnel::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use crate::tunnel::stage::{Flow, StageState, Tally, View, adapt_to_attachment};
+use crate::tunnel::stage::{Flow, Scratch, StageState, View, adapt_to_attachment};
 use crate::tunnel::tables::{Attachment, Destination, NextHop, Remote, Remotes};
 
 /// Ethernet and IPv4 header, and eight bytes of the next one.
@@ -37,100 +38,83 @@ const HEADERS6: usize = 62;
 /// Arrays that one pass fills for the next. They are reused, as those of [`crate::tunnel::stage::Scratch`].
 #[derive(Debug)]
 pub(in crate::tunnel) struct RouteScratch {
-    v4: Candidates<u32>,
-    v6: Candidates<u128>,
+    v4: Plain<u32>,
+    v6: Plain<u128>,
+    targets: Targets,
+}
+
+/// Plain packets of one segment and IP version.
+#[derive(Debug)]
+struct Plain<A> {
+    count: usize,
+    /// Position of each packet in its batch, and its target.
+    at: [u8; BATCH],
+    target: [u8; BATCH],
+    sources: [A; BATCH],
+    /// Number of targets, which are consecutive packets to the same destination, and their destinations.
+    targets: usize,
+    destinations: [A; BATCH],
+}
+
+/// Effects of the routes to targets.
+#[derive(Debug)]
+struct Targets {
     /// Values of the routes.
     values: [u32; BATCH],
-    runs: Runs,
-}
-
-/// Plain packets of one IP version.
-#[derive(Debug)]
-struct Candidates<A> {
-    count: usize,
-    /// Position of each packet in its batch.
-    at: [u8; BATCH],
-    /// Segment and VRF of each packet.
-    segments: [u16; BATCH],
-    vrfs: [u16; BATCH],
-    sources: [A; BATCH],
-    destinations: [A; BATCH],
-    /// True if sources are checked.
-    has_checks: bool,
-}
-
-/// Consecutive packets to the same Ethernet address.
-#[derive(Debug)]
-struct Runs {
-    count: usize,
+    /// Next hop of each target as the number of an entry below, or one of [`SLOW`] and [`BY_FLOW`].
+    next_hop: [u8; BATCH],
+    /// Next hops, without those that repeat the one before, and their destinations in the forwarding database.
     keys: [Key; BATCH],
-    destinations: [u32; BATCH],
-    /// Number of packets with a next hop, the candidate that each one is, and its run.
-    packets: usize,
-    candidates: [u8; BATCH],
-    of: [u8; BATCH],
+    places: [u32; BATCH],
 }
+
+/// Number for targets of the slow path.
+const SLOW: u8 = u8::MAX;
+/// Number for targets whose next hop depends on the flow.
+const BY_FLOW: u8 = u8::MAX - 1;
 
 impl Default for RouteScratch {
     fn default() -> Self {
-        let runs = Runs {
-            count: 0,
-            keys: [Key::from_u64(0); BATCH],
-            destinations: [0; BATCH],
-            packets: 0,
-            candidates: [0; BATCH],
-            of: [0; BATCH],
-        };
-        Self { v4: Candidates::new(), v6: Candidates::new(), values: [0; BATCH], runs }
+        let targets =
+            Targets { values: [0; BATCH], next_hop: [0; BATCH], keys: [Key::from_u64(0); BATCH], places: [0; BATCH] };
+        Self { v4: Plain::new(), v6: Plain::new(), targets }
     }
 }
 
-impl<A: Address> Candidates<A> {
+impl<A: Address> Plain<A> {
     fn new() -> Self {
         Self {
             count: 0,
             at: [0; BATCH],
-            segments: [0; BATCH],
-            vrfs: [0; BATCH],
+            target: [0; BATCH],
             sources: [A::default(); BATCH],
+            targets: 0,
             destinations: [A::default(); BATCH],
-            has_checks: false,
         }
     }
 
+    /// Adds a packet. There is room for a batch.
     #[inline(always)]
-    fn push(&mut self, at: usize, segment: u16, vrf: u16, (source, destination): (A, A)) {
-        let n = self.count % BATCH;
-        self.at[n] = at as u8;
-        (self.segments[n], self.vrfs[n]) = (segment, vrf);
-        (self.sources[n], self.destinations[n]) = (source, destination);
+    fn push(&mut self, at: usize, (source, destination): (A, A)) {
+        let (n, last) = (self.count % BATCH, self.targets.wrapping_sub(1));
+        if self.targets == 0 || self.destinations[last % BATCH] != destination {
+            self.destinations[self.targets % BATCH] = destination;
+            self.targets += 1;
+        }
+        (self.at[n], self.target[n], self.sources[n]) = (at as u8, (self.targets - 1) as u8, source);
         self.count = n + 1;
     }
 }
 
-impl Runs {
-    /// Adds a packet to the last run, or to a new one if its next hop is another.
-    #[inline(always)]
-    fn push(&mut self, candidate: usize, key: Key) {
-        if self.count == 0 || self.keys[(self.count - 1) % BATCH] != key {
-            self.keys[self.count % BATCH] = key;
-            self.count += 1;
-        }
-        let n = self.packets % BATCH;
-        (self.candidates[n], self.of[n]) = (candidate as u8, (self.count - 1) as u8);
-        self.packets = n + 1;
-    }
-}
-
 /// An IP address, with what depends on the IP version.
-trait Address: Copy + Default {
-    /// Returns the arrays of this IP version: packets, runs and values of routes.
-    fn arrays(scratch: &mut RouteScratch) -> (&mut Candidates<Self>, &mut Runs, &mut [u32; BATCH]);
+trait Address: Copy + Default + PartialEq {
+    /// Returns the arrays of this IP version.
+    fn arrays(scratch: &mut RouteScratch) -> (&mut Plain<Self>, &mut Targets);
 
     fn ip(self) -> IpAddr;
 
-    /// Looks up the routes of all pairs of VRF and address.
-    fn lookup(routes: &RouteView<'_>, vrfs: &[u16], addresses: &[Self], values: &mut [u32]);
+    /// Looks up the routes of all addresses.
+    fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]);
 
     /// Returns the length of the frame of a plain packet without what follows the packet.
     fn frame_len(frame: &[u8]) -> usize;
@@ -141,8 +125,8 @@ trait Address: Copy + Default {
 
 impl Address for u32 {
     #[inline(always)]
-    fn arrays(scratch: &mut RouteScratch) -> (&mut Candidates<Self>, &mut Runs, &mut [u32; BATCH]) {
-        (&mut scratch.v4, &mut scratch.runs, &mut scratch.values)
+    fn arrays(scratch: &mut RouteScratch) -> (&mut Plain<Self>, &mut Targets) {
+        (&mut scratch.v4, &mut scratch.targets)
     }
 
     fn ip(self) -> IpAddr {
@@ -150,8 +134,8 @@ impl Address for u32 {
     }
 
     #[inline(always)]
-    fn lookup(routes: &RouteView<'_>, vrfs: &[u16], addresses: &[Self], values: &mut [u32]) {
-        routes.lookup4_vrfs(vrfs, addresses, values);
+    fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]) {
+        routes.lookup4_batch(vrf, addresses, values);
     }
 
     #[inline(always)]
@@ -172,8 +156,8 @@ impl Address for u32 {
 
 impl Address for u128 {
     #[inline(always)]
-    fn arrays(scratch: &mut RouteScratch) -> (&mut Candidates<Self>, &mut Runs, &mut [u32; BATCH]) {
-        (&mut scratch.v6, &mut scratch.runs, &mut scratch.values)
+    fn arrays(scratch: &mut RouteScratch) -> (&mut Plain<Self>, &mut Targets) {
+        (&mut scratch.v6, &mut scratch.targets)
     }
 
     fn ip(self) -> IpAddr {
@@ -181,8 +165,8 @@ impl Address for u128 {
     }
 
     #[inline(always)]
-    fn lookup(routes: &RouteView<'_>, vrfs: &[u16], addresses: &[Self], values: &mut [u32]) {
-        routes.lookup6_vrfs(vrfs, addresses, values);
+    fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]) {
+        routes.lookup6_batch(vrf, addresses, values);
     }
 
     #[inline(always)]
@@ -273,7 +257,7 @@ fn plain6(frame: &[u8], len: usize) -> Option<(u128, u128)> {
     is_plain.then_some((source, destination))
 }
 
-/// Way to the next hop of a run of packets.
+/// Way to a next hop.
 struct Leg<'v> {
     segment: u16,
     /// Ethernet destination and source.
@@ -288,6 +272,21 @@ struct Leg<'v> {
 enum Exit<'v> {
     Attachment(&'v Attachment),
     Remote(&'v Remote, &'v OuterHeaders),
+}
+
+/// Number of packets, and their bytes.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    packets: usize,
+    bytes: usize,
+}
+
+impl Sum {
+    #[inline(always)]
+    fn add(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes;
+    }
 }
 
 impl<'v> View<'v> {
@@ -305,45 +304,47 @@ impl<'v> View<'v> {
         packets: &mut [Packet],
         marked: u64,
     ) -> u64 {
-        let scratch = &mut *state.scratch;
-        let RouteScratch { v4, v6, .. } = &mut scratch.router;
-        (v4.count, v4.has_checks, v6.count, v6.has_checks) = (0, false, 0, false);
-        let mut left = marked;
-        let mut last = (u16::MAX, self.interface(u16::MAX));
+        let (mut left, mut done) = (marked, 0);
         while left != 0 {
-            let i = left.trailing_zeros() as usize % BATCH;
-            left &= left - 1;
-            let segment = scratch.keys[i].segment();
-            if last.0 != segment {
-                last = (segment, self.interface(segment));
+            // Nearly all batches have packets of one segment only.
+            let Scratch { keys, router, .. } = &mut *state.scratch;
+            let segment = keys[left.trailing_zeros() as usize % BATCH].segment();
+            let RouteScratch { v4, v6, .. } = router;
+            (v4.count, v4.targets, v6.count, v6.targets) = (0, 0, 0, 0);
+            let (mut rest, mut others) = (left, 0);
+            while rest != 0 {
+                let i = rest.trailing_zeros() as usize % BATCH;
+                rest &= rest - 1;
+                if keys[i].segment() != segment {
+                    others |= 1 << i;
+                    continue;
+                }
+                let Some(packet) = packets.get(i) else { continue };
+                let Some(frame) = packet.data().get(AT..) else { continue };
+                let len = packet.len() - AT;
+                // The slow path first moves so many bytes of a longer packet to its first buffer.
+                if frame.len() != len && frame.len() < HEADERS {
+                    continue;
+                }
+                if let Some(pair) = plain4(frame, len) {
+                    v4.push(i, pair);
+                } else if let Some(pair) = plain6(frame, len) {
+                    v6.push(i, pair);
+                }
             }
-            let (Some(packet), Some(interface)) = (packets.get(i), last.1) else { continue };
-            let Some(frame) = packet.data().get(AT..) else { continue };
-            let len = packet.len() - AT;
-            // The slow path first moves so many bytes of a longer packet to its first buffer.
-            if frame.len() != len && frame.len() < HEADERS {
-                continue;
+            left = others;
+            let Some(interface) = self.interface(segment) else { continue };
+            if v4.count > 0 {
+                done |= self.route_plain::<u32, AT>(state, context, remotes, packets, (segment, interface));
             }
-            let is_checked = interface.source_check != SourceCheck::Off;
-            if let Some(pair) = plain4(frame, len) {
-                v4.push(i, segment, interface.vrf, pair);
-                v4.has_checks |= is_checked;
-            } else if let Some(pair) = plain6(frame, len) {
-                v6.push(i, segment, interface.vrf, pair);
-                v6.has_checks |= is_checked;
+            if state.scratch.router.v6.count > 0 {
+                done |= self.route_plain::<u128, AT>(state, context, remotes, packets, (segment, interface));
             }
-        }
-        let mut done = 0;
-        if scratch.router.v4.count > 0 {
-            done |= self.route_plain::<u32, AT>(state, context, remotes, packets);
-        }
-        if state.scratch.router.v6.count > 0 {
-            done |= self.route_plain::<u128, AT>(state, context, remotes, packets);
         }
         done
     }
 
-    /// Routes plain packets of one IP version.
+    /// Routes plain packets of one segment and IP version.
     #[inline(always)]
     fn route_plain<A: Address, const AT: usize>(
         &self,
@@ -351,148 +352,152 @@ impl<'v> View<'v> {
         context: &Context<'_>,
         remotes: &Remotes,
         packets: &mut [Packet],
+        (segment, interface): (u16, &Interface),
     ) -> u64 {
-        self.find_next_hops::<A, AT>(state, context, packets);
         let guard = context.guard();
+        let (routes, hops, fdb) = (self.routes.view(guard), self.hops.read(guard), self.fdb.table(guard));
         let StageState { worker, parser, scratch, .. } = state;
-        let (candidates, runs, _) = A::arrays(&mut scratch.router);
-        self.fdb.table(guard).lookup_batch(&runs.keys[..runs.count], &mut runs.destinations[..runs.count]);
+        let (plain, targets) = A::arrays(&mut scratch.router);
+        let (count, n) = (plain.count.min(BATCH), plain.targets.min(BATCH));
+
+        // Next hops of all targets.
+        A::lookup(&routes, interface.vrf, &plain.destinations[..n], &mut targets.values[..n]);
+        let mut next_hops = 0;
+        for j in 0..n {
+            targets.next_hop[j] = match hops.get(targets.values[j]) {
+                Some(Hop::Neighbour(segment, mac)) => {
+                    let key = Key::new(segment, mac);
+                    if next_hops == 0 || targets.keys[(next_hops - 1) % BATCH] != key {
+                        targets.keys[next_hops % BATCH] = key;
+                        next_hops += 1;
+                    }
+                    (next_hops - 1) as u8
+                }
+                Some(Hop::Group(_) | Hop::Vrf(_)) => BY_FLOW,
+                _ => SLOW,
+            };
+        }
+        fdb.lookup_batch(&targets.keys[..next_hops], &mut targets.places[..next_hops]);
 
         let (layout, worker) = (self.layout, *worker);
-        let add = |segment: u16, count: &dyn Fn(&crate::tunnel::counters::SegmentCounters)| {
-            if let Some(counters) = layout.counters(segment, worker) {
-                count(counters);
+        let flow_of =
+            |packet: &Packet| Flow::from_frame(packet.data().get(AT..).unwrap_or_default(), packet.len() - AT, parser);
+        let mut valid = u64::MAX;
+        if interface.source_check != SourceCheck::Off {
+            let entropy = |at: u8| packets.get(usize::from(at)).map_or(0, |packet| flow_of(packet).entropy);
+            valid = self.check_sources(context, plain, (segment, interface), entropy);
+        }
+        let count_sent = |leg: &Leg<'_>, sum: Sum| {
+            if let Some(c) = layout.counters(leg.segment, worker)
+                && sum.packets > 0
+            {
+                c.routed_out.add(sum.packets, sum.bytes);
+                match leg.exit {
+                    Exit::Attachment(_) => c.local_tx.add(sum.packets, sum.bytes),
+                    Exit::Remote(..) => c.overlay_tx.add(sum.packets, sum.bytes),
+                }
             }
         };
-        let received = |segment, packets, bytes| add(segment, &|c| c.overlay_rx.add(packets, bytes));
-        let taken = |segment, packets, bytes| add(segment, &|c| c.routed_in.add(packets, bytes));
-        let local = |segment, packets, bytes| {
-            add(segment, &|c| {
-                c.routed_out.add(packets, bytes);
-                c.local_tx.add(packets, bytes);
-            });
-        };
-        let overlay = |segment, packets, bytes| {
-            add(segment, &|c| {
-                c.routed_out.add(packets, bytes);
-                c.overlay_tx.add(packets, bytes);
-            });
-        };
-        let (mut received_sum, mut taken_sum) = (Tally::new(0), Tally::new(0));
-        let (mut local_sum, mut overlay_sum) = (Tally::new(0), Tally::new(0));
-        let (mut done, mut run, mut leg) = (0, usize::MAX, None);
-        for n in 0..runs.packets.min(BATCH) {
-            if run != usize::from(runs.of[n]) {
-                run = usize::from(runs.of[n]) % BATCH;
-                leg = self.leg(remotes, runs.keys[run], runs.destinations[run]);
+        let (mut received, mut taken, mut sent) = (Sum::default(), Sum::default(), Sum::default());
+        let (mut done, mut last, mut leg): (u64, u8, Option<Leg<'_>>) = (0, SLOW, None);
+        for j in 0..count {
+            let (i, target) = (usize::from(plain.at[j]), usize::from(plain.target[j]) % BATCH);
+            let Some(packet) = packets.get_mut(i) else { continue };
+            let next_hop = targets.next_hop[target];
+            if next_hop != last || next_hop == BY_FLOW {
+                if let Some(leg) = &leg {
+                    count_sent(leg, std::mem::take(&mut sent));
+                }
+                last = next_hop;
+                leg = match next_hop {
+                    SLOW => None,
+                    BY_FLOW => {
+                        let (address, entropy) = (plain.destinations[target].ip(), flow_of(packet).entropy);
+                        match self.find_route(context, interface.vrf, address, entropy) {
+                            Some(Hop::Neighbour(segment, mac)) => {
+                                let key = Key::new(segment, mac);
+                                self.leg(remotes, key, fdb.lookup(key))
+                            }
+                            _ => None,
+                        }
+                    }
+                    at => {
+                        let at = usize::from(at) % BATCH;
+                        self.leg(remotes, targets.keys[at], targets.places[at])
+                    }
+                };
             }
             let Some(leg) = &leg else { continue };
-            let candidate = usize::from(runs.candidates[n]) % BATCH;
-            let (i, segment) = (usize::from(candidates.at[candidate]), candidates.segments[candidate]);
-            let Some(packet) = packets.get_mut(i) else { continue };
             let len = A::frame_len(packet.data().get(AT..).unwrap_or_default());
-            if len > leg.max_frame || leg.room > packet.headroom() + AT {
+            if len > leg.max_frame || leg.room > packet.headroom() + AT || valid & 1 << j == 0 {
                 continue;
             }
             // From here on the packet is routed.
             done |= 1 << i;
             if AT > 0 {
-                received_sum.add(segment, packet.len() - AT, received);
+                received.add(packet.len() - AT);
                 let _ = packet.trim_front(AT);
                 packet.set_checksum_status(ChecksumStatus::NONE);
             }
             if len < packet.len() {
                 let _ = packet.truncate(len);
             }
-            taken_sum.add(segment, len, taken);
+            taken.add(len);
+            sent.add(len);
             A::rewrite(packet.data_mut(), &leg.addresses);
             // Neither fails, as room and length were compared. A packet without output port would be dropped.
             match &leg.exit {
-                Exit::Attachment(attachment) => {
-                    local_sum.add(leg.segment, len, local);
-                    let _ = adapt_to_attachment(packet, attachment);
-                }
+                Exit::Attachment(attachment) if attachment.vlan.is_none() => packet.set_out_port(attachment.port),
+                Exit::Attachment(attachment) => _ = adapt_to_attachment(packet, attachment),
                 Exit::Remote(remote, template) => {
-                    overlay_sum.add(leg.segment, len, overlay);
                     let flow = Flow::from_frame(packet.data(), len, parser);
                     match remote.next_hop {
                         NextHop::InNic(_, number) if encapsulate_in_nic(packet, number, &layout.underlay, flow) => {
-                            add(leg.segment, &|c| c.nic_encapsulated.add(1));
+                            if let Some(c) = layout.counters(leg.segment, worker) {
+                                c.nic_encapsulated.add(1);
+                            }
                         }
                         _ => _ = encapsulate(packet, template, &layout.underlay, flow, &remote.sequence),
                     }
                 }
             }
         }
-        received_sum.end(received);
-        taken_sum.end(taken);
-        local_sum.end(local);
-        overlay_sum.end(overlay);
+        if let Some(leg) = &leg {
+            count_sent(leg, sent);
+        }
+        if let Some(c) = layout.counters(segment, worker)
+            && taken.packets > 0
+        {
+            c.routed_in.add(taken.packets, taken.bytes);
+            if AT > 0 {
+                c.overlay_rx.add(received.packets, received.bytes);
+            }
+        }
         done
     }
 
-    /// Finds the next hops of plain packets, and puts them into runs.
-    #[inline(always)]
-    fn find_next_hops<A: Address, const AT: usize>(
-        &self,
-        state: &mut StageState,
-        context: &Context<'_>,
-        packets: &[Packet],
-    ) {
-        let guard = context.guard();
-        let (routes, hops) = (self.routes.view(guard), self.hops.read(guard));
-        let StageState { parser, scratch, .. } = state;
-        let (candidates, runs, values) = A::arrays(&mut scratch.router);
-        // Only groups and other VRFs need the flow.
-        let find = |j: usize, address: A| {
-            let packet = packets.get(usize::from(candidates.at[j]));
-            let flow = packet.map_or_else(Flow::default, |packet| {
-                Flow::from_frame(packet.data().get(AT..).unwrap_or_default(), packet.len() - AT, parser)
-            });
-            self.find_route(context, candidates.vrfs[j], address.ip(), flow.entropy)
-        };
-        let mut valid = u64::MAX;
-        if candidates.has_checks {
-            valid = self.check_sources(context, hops, candidates, &find);
-        }
-        let n = candidates.count.min(BATCH);
-        A::lookup(&routes, &candidates.vrfs[..n], &candidates.destinations[..n], &mut values[..n]);
-        (runs.count, runs.packets) = (0, 0);
-        for (j, value) in values[..n].iter().enumerate() {
-            let hop = match hops.get(*value) {
-                Some(Hop::Group(_) | Hop::Vrf(_)) => find(j, candidates.destinations[j]),
-                hop => hop,
-            };
-            if let Some(Hop::Neighbour(segment, mac)) = hop
-                && valid & 1 << j != 0
-            {
-                runs.push(j, Key::new(segment, mac));
-            }
-        }
-    }
-
-    /// Returns the marks of the candidates whose source is valid.
+    /// Returns the marks of the packets whose source is valid.
     #[inline(never)]
     fn check_sources<A: Address>(
         &self,
         context: &Context<'_>,
-        hops: &Hops,
-        candidates: &Candidates<A>,
-        find: impl Fn(usize, A) -> Option<Hop>,
+        plain: &Plain<A>,
+        (segment, interface): (u16, &Interface),
+        entropy: impl Fn(u8) -> u32,
     ) -> u64 {
-        let n = candidates.count.min(BATCH);
+        let (count, guard) = (plain.count.min(BATCH), context.guard());
+        let (routes, hops) = (self.routes.view(guard), self.hops.read(guard));
         let mut values = [0; BATCH];
-        let routes = self.routes.view(context.guard());
-        A::lookup(&routes, &candidates.vrfs[..n], &candidates.sources[..n], &mut values[..n]);
+        A::lookup(&routes, interface.vrf, &plain.sources[..count], &mut values[..count]);
         let mut valid = 0;
-        for (j, value) in values[..n].iter().enumerate() {
-            let segment = candidates.segments[j];
+        for (j, value) in values[..count].iter().enumerate() {
             let hop = match hops.get(*value) {
-                Some(Hop::Group(_) | Hop::Vrf(_)) => find(j, candidates.sources[j]),
+                Some(Hop::Group(_) | Hop::Vrf(_)) => {
+                    self.find_route(context, interface.vrf, plain.sources[j].ip(), entropy(plain.at[j]))
+                }
                 hop => hop,
             };
-            let check = self.interface(segment).map_or(SourceCheck::Strict, |it| it.source_check);
-            valid |= u64::from(source_is_valid(hop, check, segment)) << j;
+            valid |= u64::from(source_is_valid(hop, interface.source_check, segment)) << j;
         }
         valid
     }
@@ -508,7 +513,7 @@ impl<'v> View<'v> {
         let (exit, room) = match to {
             Destination::Attachment(index) => {
                 let attachment = self.layout.attachments.get(index as usize)?;
-                (Exit::Attachment(attachment), VLAN_TAG_LEN)
+                (Exit::Attachment(attachment), if attachment.vlan.is_some() { VLAN_TAG_LEN } else { 0 })
             }
             Destination::Remote(index) => {
                 let remote = remotes.list.get(index as usize)?;
