@@ -212,7 +212,6 @@ impl View<'_> {
             }
         };
         let n = packets.len();
-        let mut routed = 0u64;
         fdb.find_batch(&keys[..n], |i, entry| {
             if slow & 1 << i != 0 {
                 return;
@@ -220,7 +219,7 @@ impl View<'_> {
             slow |= 1 << i;
             let Some(entry) = entry else { return };
             let Destination::Attachment(to) = Destination::unpack(entry.destination()) else {
-                routed |= u64::from(entry.destination() == Destination::Router.pack()) << i;
+                source_remote[i] = entry.destination();
                 return;
             };
             let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
@@ -237,11 +236,12 @@ impl View<'_> {
             }
         });
         tally.end(count);
-        if routed != 0 {
-            routed = self.route_batch::<OUTER4>(state, context, remotes, packets, routed);
-            slow &= !routed;
-        }
         if slow != 0 {
+            let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow);
+            slow &= !routed;
+            if slow == 0 {
+                return;
+            }
             let mut i = 0;
             batch.filter_map(|packet| {
                 let at = i;

@@ -222,8 +222,6 @@ impl View<'_> {
             }
         };
         let n = packets.len();
-        // Packets for the router, and then those of them that the fast path has routed.
-        let mut routed = 0u64;
         fdb.find_batch(&keys[..n], |i, entry| {
             let packet = &mut packets[i];
             if let Some(entry) = entry
@@ -253,16 +251,20 @@ impl View<'_> {
                     return;
                 }
             }
-            let is_router = entry.is_some_and(|entry| entry.destination() == Destination::Router.pack());
-            routed |= (u64::from(is_router) << i) & !slow;
+            if let Some(entry) = entry
+                && slow & 1 << i == 0
+            {
+                source_at[i] = entry.destination();
+            }
             slow |= 1 << i;
         });
         tally.end(count_tx);
-        if routed != 0 {
-            routed = self.route_batch::<0>(state, context, remotes, packets, routed);
-            slow &= !routed;
-        }
         if slow != 0 {
+            let routed = self.route_batch::<0>(state, context, remotes, packets, slow);
+            slow &= !routed;
+            if slow == 0 {
+                return;
+            }
             let mut i = 0;
             batch.filter_map(|packet| {
                 let at = i;

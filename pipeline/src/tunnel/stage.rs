@@ -154,7 +154,8 @@ pub(super) struct Scratch {
     /// Keys of the destinations.
     pub(super) keys: [Key; BATCH],
     pub(super) flows: [Flow; BATCH],
-    /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
+    /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes. Later it
+    /// has the destinations of packets that the bridge does not send itself.
     pub(super) sources: [Key; BATCH],
     pub(super) source_at: [u32; BATCH],
     /// Attachment of each packet on ports with VLANs.
@@ -275,6 +276,7 @@ pub(super) struct Flow {
 
 impl Flow {
     /// Computes the flow of any frame.
+    #[cold]
     #[inline(never)]
     pub(super) fn from_frame(frame: &[u8], len: usize, parser: &Parser) -> Self {
         quick_flow(frame).unwrap_or_else(|| Self::from_parsed(frame, len, parser))

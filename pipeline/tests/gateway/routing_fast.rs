@@ -32,10 +32,12 @@ fn lab(fast: bool, source_check: &str) -> Lab {
          [[segment]]\nname = 'three'\nvni = 3\nports = [{{ port = 'lan2' }}]\nvrf = 'other'\n\
          addresses = ['10.3.0.1/24', 'fd03::1/64']\n\
          [[segment]]\nname = 'transit'\nvni = 900\nvrf = 'default'\nremotes = ['10.9.0.2']\n\
-         [[segment]]\nname = 'unused'\nvni = 77\nports = [{{ port = 'lan2', vlan = 99 }}]\nremotes = ['10.9.0.2']\n{mirror}\
+         [[segment]]\nname = 'unused'\nvni = 77\nports = [{{ port = 'lan2', vlan = 99 }}]\n\
+         remotes = ['10.9.0.2']\n{mirror}\
          [[vrf]]\nname = 'default'\nsource_check = '{source_check}'\nroutes = [\n\
          {{ to = '10.3.0.0/16', lookup = 'other' }}, {{ to = 'fd03::/16', lookup = 'other' }},\n\
-         {{ to = '10.4.0.0/16', next_hops = [{{ segment = 'transit', remote = '10.9.0.2', mac = '{FAR_ROUTER}' }}] }},\n\
+         {{ to = '10.4.0.0/16', next_hops = [{{ segment = 'transit', remote = '10.9.0.2', \
+         mac = '{FAR_ROUTER}' }}] }},\n\
          {{ to = 'fd04::/16', next_hops = [{{ segment = 'transit', remote = '10.9.0.2', mac = '{FAR_ROUTER}' }}] }},\n\
          {{ to = '10.5.0.0/16', next_hops = [{{ via = '10.2.0.10' }}, {{ via = '10.2.0.11', weight = 3 }}, \
          {{ segment = 'transit', remote = '10.9.0.2', mac = '{FAR_ROUTER}' }}] }},\n\

@@ -116,11 +116,9 @@ trait Address: Copy + Default + PartialEq {
     /// Looks up the routes of all addresses.
     fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]);
 
-    /// Returns the length of the frame of a plain packet without what follows the packet.
-    fn frame_len(frame: &[u8]) -> usize;
-
-    /// Writes the Ethernet addresses, and decrements the TTL of a plain packet.
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12]);
+    /// Writes the Ethernet addresses, and decrements the TTL of a plain packet. Returns the length of the frame without
+    /// what follows the packet. Does nothing and returns `None` if that is more than `max_len`.
+    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize>;
 }
 
 impl Address for u32 {
@@ -139,18 +137,18 @@ impl Address for u32 {
     }
 
     #[inline(always)]
-    fn frame_len(frame: &[u8]) -> usize {
-        frame.first_chunk::<HEADERS4>().map_or(0, |h| ETHERNET_LEN + usize::from(u16::from_be_bytes([h[16], h[17]])))
-    }
-
-    #[inline(always)]
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12]) {
-        let Some(h) = frame.first_chunk_mut::<HEADERS4>() else { return };
+    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize> {
+        let h = frame.first_chunk_mut::<HEADERS4>()?;
+        let len = ETHERNET_LEN + usize::from(u16::from_be_bytes([h[16], h[17]]));
+        if len > max_len {
+            return None;
+        }
         h[..12].copy_from_slice(addresses);
         let old = u16::from_be_bytes([h[22], h[23]]);
         let sum = checksum::update(u16::from_be_bytes([h[24], h[25]]), old, old.wrapping_sub(0x100));
         h[22] = h[22].wrapping_sub(1);
         h[24..26].copy_from_slice(&sum.to_be_bytes());
+        Some(len)
     }
 }
 
@@ -170,16 +168,15 @@ impl Address for u128 {
     }
 
     #[inline(always)]
-    fn frame_len(frame: &[u8]) -> usize {
-        let header = ETHERNET_LEN + ipv6::HEADER_LEN;
-        frame.first_chunk::<HEADERS6>().map_or(0, |h| header + usize::from(u16::from_be_bytes([h[18], h[19]])))
-    }
-
-    #[inline(always)]
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12]) {
-        let Some(h) = frame.first_chunk_mut::<HEADERS6>() else { return };
+    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize> {
+        let h = frame.first_chunk_mut::<HEADERS6>()?;
+        let len = ETHERNET_LEN + ipv6::HEADER_LEN + usize::from(u16::from_be_bytes([h[18], h[19]]));
+        if len > max_len {
+            return None;
+        }
         h[..12].copy_from_slice(addresses);
         h[21] = h[21].wrapping_sub(1);
+        Some(len)
     }
 }
 
@@ -202,6 +199,18 @@ fn transport_is_valid(frame: &[u8], at: usize, len: usize, protocol: u8) -> bool
     }
 }
 
+/// True for the first byte of IPv4 addresses that are routed. Networks 0 and 127, groups and reserved addresses are not
+/// (RFC 1812 section 5.3.7).
+const UNICAST: [bool; 256] = {
+    let mut unicast = [false; 256];
+    let mut first = 1;
+    while first < 224 {
+        unicast[first] = first != 127;
+        first += 1;
+    }
+    unicast
+};
+
 /// Returns source and destination of a plain IPv4 packet in a frame of `len` bytes. `None`: the packet may be valid,
 /// but it is not plain.
 #[inline(always)]
@@ -221,13 +230,12 @@ fn plain4(frame: &[u8], len: usize) -> Option<(u32, u32)> {
     wrong |= ((sum >> 16) + (sum & 0xffff)) ^ 0xffff;
     let (total, ttl) = ((version >> 16 & 0xffff) as usize, fragment >> 40 & 0xff);
     let (source, destination) = ((addresses >> 32) as u32, addresses as u32);
-    // RFC 1812 section 5.3.7: networks 0 and 127, groups and reserved addresses are not routed.
-    let is_unicast = |address: u32| (address >> 24).wrapping_sub(1) < 223 && address >> 24 != 127;
+    let is_unicast = UNICAST[(source >> 24) as usize] & UNICAST[(destination >> 24) as usize];
+    wrong |= u64::from(!is_unicast);
     let is_plain = wrong == 0
         && ttl > 1
-        && (28..=len - ETHERNET_LEN).contains(&total)
-        && is_unicast(source)
-        && is_unicast(destination)
+        && total >= 28
+        && total + ETHERNET_LEN <= len
         && transport_is_valid(frame, 34, total.wrapping_sub(20), h[23]);
     is_plain.then_some((source, destination))
 }
@@ -290,11 +298,12 @@ impl Sum {
 }
 
 impl<'v> View<'v> {
-    /// Routes the plain ones of the packets of a batch that `marked` marks. Returns the marks of those that have been
-    /// routed: they have their output port, and are counted. The others are unchanged.
+    /// Routes the plain packets for routers among those of a batch that `marked` marks. Returns the marks of those that
+    /// have been routed: they have their output port, and are counted. The others are unchanged.
     ///
-    /// The frame of each packet begins `AT` bytes behind the packet's start, after the headers of a tunnel. The
-    /// segments are those of the keys in the scratch space.
+    /// The scratch space has the keys of all packets, with their segments, and in `source_at` the destination of each
+    /// packet for a router. The frame of each packet begins `AT` bytes behind the packet's start, after the headers of
+    /// a tunnel.
     #[inline(never)]
     pub(in crate::tunnel) fn route_batch<const AT: usize>(
         &self,
@@ -304,7 +313,15 @@ impl<'v> View<'v> {
         packets: &mut [Packet],
         marked: u64,
     ) -> u64 {
-        let (mut left, mut done) = (marked, 0);
+        let (mut left, mut done) = (0, 0);
+        let mut rest = marked;
+        while rest != 0 {
+            let place = &mut state.scratch.source_at[rest.trailing_zeros() as usize % BATCH];
+            // An entry that stayed would mark a packet of another batch.
+            let is_router = std::mem::take(place) == Destination::Router.pack();
+            left |= if is_router { rest & rest.wrapping_neg() } else { 0 };
+            rest &= rest - 1;
+        }
         while left != 0 {
             // Nearly all batches have packets of one segment only.
             let Scratch { keys, router, .. } = &mut *state.scratch;
@@ -428,10 +445,11 @@ impl<'v> View<'v> {
                 };
             }
             let Some(leg) = &leg else { continue };
-            let len = A::frame_len(packet.data().get(AT..).unwrap_or_default());
-            if len > leg.max_frame || leg.room > packet.headroom() + AT || valid & 1 << j == 0 {
+            if valid & 1 << j == 0 || (leg.room > 0 && leg.room > packet.headroom() + AT) {
                 continue;
             }
+            let frame = packet.data_mut().get_mut(AT..);
+            let Some(len) = frame.and_then(|frame| A::rewrite(frame, &leg.addresses, leg.max_frame)) else { continue };
             // From here on the packet is routed.
             done |= 1 << i;
             if AT > 0 {
@@ -444,7 +462,6 @@ impl<'v> View<'v> {
             }
             taken.add(len);
             sent.add(len);
-            A::rewrite(packet.data_mut(), &leg.addresses);
             // Neither fails, as room and length were compared. A packet without output port would be dropped.
             match &leg.exit {
                 Exit::Attachment(attachment) if attachment.vlan.is_none() => packet.set_out_port(attachment.port),
