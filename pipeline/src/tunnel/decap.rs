@@ -212,16 +212,14 @@ impl View<'_> {
             }
         };
         let n = packets.len();
+        let special = slow;
         fdb.find_batch(&keys[..n], |i, entry| {
             if slow & 1 << i != 0 {
                 return;
             }
             slow |= 1 << i;
             let Some(entry) = entry else { return };
-            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else {
-                source_remote[i] = entry.destination();
-                return;
-            };
+            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else { return };
             let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
             let packet = &mut packets[i];
             let len = packet.len() - OUTER4;
@@ -237,7 +235,7 @@ impl View<'_> {
         });
         tally.end(count);
         if slow != 0 {
-            let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow);
+            let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);
             slow &= !routed;
             if slow == 0 {
                 return;

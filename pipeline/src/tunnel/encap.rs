@@ -78,14 +78,14 @@ pub(super) fn quick_flow(frame: &[u8]) -> Option<Flow> {
 /// Returns the flow of a plain packet: IPv4 without options that is not a fragment, or TCP or UDP directly after IPv6.
 #[inline(always)]
 pub(super) fn quick_packet_flow(packet: &[u8]) -> Option<Flow> {
-    quick_flow4(packet.first_chunk()?).or_else(|| quick_flow6(packet.first_chunk()?))
+    quick_flow4(packet.first_chunk()?, true).or_else(|| quick_flow6(packet.first_chunk()?))
 }
 
 /// Returns the flow of an IPv4 packet without options that is not a fragment; `None` for other packets.
 #[inline(always)]
-fn quick_flow4(h: &[u8; QUICK - ETHERNET_LEN]) -> Option<Flow> {
+fn quick_flow4(h: &[u8; QUICK - ETHERNET_LEN], is_ipv4: bool) -> Option<Flow> {
     // Version 4, header length of five words, fragment offset zero and MF clear. DF is ignored.
-    if be64(h, 0) & 0xff00_0000_0000_3fff != 0x4500_0000_0000_0000 {
+    if !is_ipv4 || be64(h, 0) & 0xff00_0000_0000_3fff != 0x4500_0000_0000_0000 {
         return None;
     }
     let addresses = be64(h, 12);
@@ -181,8 +181,8 @@ impl View<'_> {
             // check.
             let (dst, src, ethertype) = addresses(ethernet, segment);
             keys[i] = dst;
-            let quick = if ethertype == EtherType::IPV4.0 { quick.last_chunk().and_then(quick_flow4) } else { None };
-            flows[i] = match quick {
+            let header = quick.last_chunk().unwrap_or(&[0; QUICK - ETHERNET_LEN]);
+            flows[i] = match quick_flow4(header, ethertype == EtherType::IPV4.0) {
                 Some(flow) => flow,
                 None => {
                     let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
@@ -222,6 +222,7 @@ impl View<'_> {
             }
         };
         let n = packets.len();
+        let special = slow;
         fdb.find_batch(&keys[..n], |i, entry| {
             let packet = &mut packets[i];
             if let Some(entry) = entry
@@ -251,16 +252,11 @@ impl View<'_> {
                     return;
                 }
             }
-            if let Some(entry) = entry
-                && slow & 1 << i == 0
-            {
-                source_at[i] = entry.destination();
-            }
             slow |= 1 << i;
         });
         tally.end(count_tx);
         if slow != 0 {
-            let routed = self.route_batch::<0>(state, context, remotes, packets, slow);
+            let routed = self.route_batch::<0>(state, context, remotes, packets, slow & !special);
             slow &= !routed;
             if slow == 0 {
                 return;

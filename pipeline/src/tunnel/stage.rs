@@ -154,8 +154,7 @@ pub(super) struct Scratch {
     /// Keys of the destinations.
     pub(super) keys: [Key; BATCH],
     pub(super) flows: [Flow; BATCH],
-    /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes. Later it
-    /// has the destinations of packets that the bridge does not send itself.
+    /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
     pub(super) source_at: [u32; BATCH],
     /// Attachment of each packet on ports with VLANs.

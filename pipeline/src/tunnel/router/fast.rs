@@ -301,9 +301,8 @@ impl<'v> View<'v> {
     /// Routes the plain packets for routers among those of a batch that `marked` marks. Returns the marks of those that
     /// have been routed: they have their output port, and are counted. The others are unchanged.
     ///
-    /// The scratch space has the keys of all packets, with their segments, and in `source_at` the destination of each
-    /// packet for a router. The frame of each packet begins `AT` bytes behind the packet's start, after the headers of
-    /// a tunnel.
+    /// The scratch space has the keys of these packets. The frame of each one begins `AT` bytes behind the packet's
+    /// start, after the headers of a tunnel.
     #[inline(never)]
     pub(in crate::tunnel) fn route_batch<const AT: usize>(
         &self,
@@ -313,12 +312,13 @@ impl<'v> View<'v> {
         packets: &mut [Packet],
         marked: u64,
     ) -> u64 {
+        let fdb = self.fdb.table(context.guard());
         let (mut left, mut done) = (0, 0);
         let mut rest = marked;
         while rest != 0 {
-            let place = &mut state.scratch.source_at[rest.trailing_zeros() as usize % BATCH];
-            // An entry that stayed would mark a packet of another batch.
-            let is_router = std::mem::take(place) == Destination::Router.pack();
+            // The bridge has just looked the same keys up. To keep the result there would slow its loop down.
+            let key = state.scratch.keys[rest.trailing_zeros() as usize % BATCH];
+            let is_router = fdb.lookup(key) == Destination::Router.pack();
             left |= if is_router { rest & rest.wrapping_neg() } else { 0 };
             rest &= rest - 1;
         }
