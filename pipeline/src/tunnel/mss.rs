@@ -1,8 +1,8 @@
 //! Limits the maximum segment size (MSS) of TCP connections through tunnels.
 //!
-//! Each end of a TCP connection announces in its first segment how much it takes (RFC 9293 section 3.7.1). A tunnel takes
-//! less than a local network, and path MTU discovery fails where ICMP is filtered. So the gateway lowers what hosts
-//! announce, in both directions. Only the first segments of connections leave the fast path.
+//! Each end of a TCP connection announces in its first segment how much it takes (RFC 9293 section 3.7.1). A tunnel
+//! takes less than a local network, and path MTU discovery fails where ICMP is filtered. So the gateway lowers what
+//! hosts announce, in both directions. Only the first segments of connections leave the fast path.
 
 use wirepath_packet::Packet;
 use wirepath_packet::offload::Flags;

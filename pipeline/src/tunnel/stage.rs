@@ -12,7 +12,7 @@ use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
 use super::bindings::{Claim, PublishedBindings};
-use super::encap::{quick_flow, quick_packet_flow};
+use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::router::{Hops, RouteScratch, RouterTag};
