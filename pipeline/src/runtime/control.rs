@@ -136,6 +136,13 @@ pub trait Control {
         }
     }
 
+    /// Called before the workers stop. Packets that it sends still leave.
+    fn before_stop(&mut self, plane: &mut ControlPlane) {
+        if let Some(inner) = self.inner() {
+            inner.before_stop(plane);
+        }
+    }
+
     /// Called when the workers have stopped and the ports have not. The application must release the packets
     /// that it holds.
     fn stop(&mut self, plane: &mut ControlPlane) {

@@ -372,6 +372,7 @@ impl<S> Running<S> {
     /// returns the totals.
     pub fn stop(mut self, control: &mut impl Control) -> Summary {
         self.tick(control);
+        control.before_stop(&mut self.plane);
         let elapsed = self.started.elapsed();
         self.drain(control);
         self.control.set_phase(Phase::Exit);
