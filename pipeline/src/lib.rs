@@ -145,6 +145,7 @@ mod zeroed_memory;
 /// [`wirepath_pmd::drivers`].
 pub mod tables {
     pub use crate::runtime::{POOL, WORKERS};
+    pub use crate::tunnel::bfd::config::BFD;
     pub use crate::tunnel::config::{SEGMENT, UNDERLAY};
     pub use crate::tunnel::router::config::VRF;
 }

@@ -7,8 +7,21 @@ use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 11] =
-    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &NEIGHBOUR, &ADDRESS, &NEXT_HOP, &UNDERLAY, &VRF, &ROUTE];
+pub(super) static OBJECTS: [&ConfigObject; 13] = [
+    &PORT,
+    &SEGMENT,
+    &REMOTE,
+    &BACKUP,
+    &ATTACHMENT,
+    &STATIC,
+    &NEIGHBOUR,
+    &ADDRESS,
+    &NEXT_HOP,
+    &UNDERLAY,
+    &BFD,
+    &VRF,
+    &ROUTE,
+];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
 fn unnamed(table: &dyn TableLike) -> Option<String> {
@@ -79,6 +92,22 @@ static REMOTE: ConfigObject = ConfigObject {
     place: Place::Values { parent: IN_SEGMENT, key: "remotes", argument: "address" },
 };
 const REMOTE_ARGUMENTS: &[Argument] = &[OF_SEGMENT, Argument::required("address", Text, "IP address of the remote")];
+
+static BACKUP: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "backup",
+        about: "A remote that carries frames only while another remote of the segment is down",
+        operations: &[
+            (Operation::Add, BACKUP_ARGUMENTS),
+            (Operation::Set, BACKUP_ARGUMENTS),
+            (Operation::Remove, &[OF_SEGMENT, PRIMARY]),
+        ],
+    },
+    place: Place::Elements { parent: IN_SEGMENT, key: "backups", identity: &["primary"] },
+};
+const PRIMARY: Argument = Argument::required("primary", Text, "IP address of the remote that it replaces");
+const BACKUP_ARGUMENTS: &[Argument] =
+    &[OF_SEGMENT, PRIMARY, Argument::optional("backup", Text, "IP address of the backup")];
 
 static ATTACHMENT: ConfigObject = ConfigObject {
     spec: &ObjectSpec {
@@ -184,6 +213,26 @@ static UNDERLAY: ConfigObject = ConfigObject {
     place: Place::Table { key: "underlay" },
 };
 
+static BFD: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "bfd",
+        about: "Properties of all BFD sessions; an empty value means the default",
+        operations: &[(
+            Operation::Set,
+            &[
+                Argument::optional("transmit_interval", Number, "milliseconds between two sent packets"),
+                Argument::optional("receive_interval", Number, "milliseconds between two received packets"),
+                Argument::optional("multiplier", Number, "intervals without a packet until the remote is down"),
+                Argument::optional("multihop", Flag, "whether all sessions are multihop ones"),
+                Argument::optional("minimum_ttl", Number, "smallest TTL of received packets of multihop sessions"),
+                Argument::optional("peer_admin_down", Text, "what a remote does that ends its session: leave or stay"),
+                Argument::optional("except", List, "remotes without a session, with commas between"),
+            ],
+        )],
+    },
+    place: Place::Table { key: "bfd" },
+};
+
 /// A VRF always has its name.
 fn nameless(_: &dyn TableLike) -> Option<String> {
     None
@@ -286,6 +335,10 @@ ports = [{ port = 'lan' }]
             (Add, "address", json!({ "address": "fd00::1/64" })),
             (Set, "underlay", json!({ "dscp": "copy", "ttl": "9" })),
             (Add, "static", json!({ "segment": "red", "mac": "02:00:00:00:00:0a", "port": "lan", "vlan": 8 })),
+            (Set, "bfd", json!({ "multiplier": 5, "except": "10.9.0.9" })),
+            (Set, "bfd", json!({ "multiplier": "" })),
+            (Add, "backup", json!({ "segment": "vni42", "primary": "10.9.0.2", "backup": "10.9.0.3" })),
+            (Set, "backup", json!({ "segment": "vni42", "primary": "10.9.0.2", "backup": "10.9.0.4" })),
         ] {
             assert_eq!(apply(&mut document, operation, object, arguments), "");
         }
@@ -307,6 +360,7 @@ dscp = \"copy\"
 vni = 42 # blue
 remotes = ['10.9.0.2', \"10.9.0.3\"]
 ports = [{ port = 'lan' }]
+backups = [{ primary = \"10.9.0.2\", backup = \"10.9.0.4\" }]
 
 [[segment]]
 name = \"red\"
@@ -314,6 +368,9 @@ vni = 7
 ports = [{ port = \"lan.5\" }, { port = \"lan\", vlan = 8 }]
 mtu = 1300
 static = [{ mac = \"02:00:00:00:00:0a\", port = \"lan\", vlan = 8 }]
+
+[bfd]
+except = [\"10.9.0.9\"]
 "
         );
         for (object, arguments) in [

@@ -1,4 +1,4 @@
-use wirepath_pipeline::tables::{SEGMENT, UNDERLAY, VRF};
+use wirepath_pipeline::tables::{BFD, SEGMENT, UNDERLAY, VRF};
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::config::SegmentConfig;
 use wirepath_pipeline::{PortInfo, Runtime};
@@ -33,7 +33,7 @@ ports = [{ port = "lan" }]
 
 /// Description of all tables of the gateway's configuration.
 pub static TABLES: ConfigTable =
-    ConfigTable { tables: || [common_tables(), vec![&UNDERLAY, &SEGMENT, &VRF]].concat(), ..ConfigTable::EMPTY };
+    ConfigTable { tables: || [common_tables(), vec![&UNDERLAY, &SEGMENT, &VRF, &BFD]].concat(), ..ConfigTable::EMPTY };
 
 /// Complete configuration of the gateway, checked as far as possible without opening a port.
 #[derive(Debug)]

@@ -18,7 +18,9 @@ const CONFIG: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd0
     [[segment]]\nvni = 42\nremotes = ['10.9.0.2', 'fd00:9::2']\n\
     ports = [{ port = 'lan' }, { port = 'lan', vlan = 7 }]\n\
     [[segment]]\nvni = 43\naccept_unknown_remotes = true\ninner_vlans = 'carry'\n\
-    ports = [{ port = 'lan', vlan = 8 }]\n";
+    ports = [{ port = 'lan', vlan = 8 }]\n\
+    [[segment]]\nvni = 44\nremotes = ['10.9.0.3', 'fd00:9::3']\nports = [{ port = 'lan', vlan = 9 }]\n\
+    [bfd]\nexcept = ['10.9.0.2', 'fd00:9::2']\n";
 
 struct Lab {
     stepped: SteppedRuntime<Gateway>,
@@ -38,7 +40,7 @@ fn lab() -> Lab {
     ];
     let domain = Domain::new();
     let mut control = GatewayControl::new(&config, &ports, &domain, 1, 0);
-    for next_hop in ["10.9.0.2", "fd00:9::2"] {
+    for next_hop in ["10.9.0.2", "fd00:9::2", "10.9.0.3", "fd00:9::3"] {
         control.set_next_hop(next_hop.parse().expect("an address"), "02:09:09:09:09:02".parse().expect("an address"));
     }
     let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };

@@ -15,6 +15,7 @@ use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Vni};
 
+use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
@@ -227,7 +228,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
-        let mut tables = vec![&PORTS, &STATIC, &suppression::NEIGHBOURS];
+        let mut tables = vec![&PORTS, &STATIC, &BACKUPS, &suppression::NEIGHBOURS];
         tables.extend(of_kinds);
         tables.dedup_by_key(|table| table.name);
         tables
@@ -365,6 +366,8 @@ pub struct SegmentConfig {
     pub mirror: Option<usize>,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
+    /// Remotes that carry frames only while another one is down.
+    pub backups: Vec<BackupConfig>,
     /// Router of the segment.
     pub router: Option<RouterConfig>,
 }
@@ -420,6 +423,8 @@ pub struct GatewayConfig {
     pub segments: Vec<SegmentConfig>,
     /// VRFs and routes.
     pub routing: RoutingConfig,
+    /// BFD sessions with the remotes.
+    pub bfd: Option<BfdConfig>,
 }
 
 struct Reader<'p> {
@@ -487,7 +492,10 @@ impl GatewayConfig {
         let (segments, mut routing) = (segments?, routing?);
         check_networks(root, &segments);
         routing.read_routes(root, &segments)?;
-        Ok(Self { segments, underlay: underlay?, routing })
+        let underlay = underlay?;
+        let bfd = BfdConfig::read(root, &underlay, &segments)?;
+        check_backups(root, bfd.as_ref(), &segments)?;
+        Ok(Self { segments, underlay, routing, bfd })
     }
 
     /// Returns the segment with this identifier in tunnel headers and this configured remote.
@@ -662,6 +670,7 @@ impl Reader<'_> {
         self.mirrors.extend(mirror.map(|port| (port, table.span(&MIRROR))));
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
+        table.has(&BACKUPS);
         // Without tunnels, the router alone connects the segment.
         let is_local = router.is_some() && remotes.is_empty() && !accept_unknown_remotes;
         let vni = identifier(table, kind, is_local);
@@ -702,6 +711,7 @@ impl Reader<'_> {
         if payload == Payload::Ip {
             statics.push((TUNNEL_PEER, StaticDestination::Remote(0)));
         }
+        let backups = read_backups(table, &remotes)?;
         Ok(SegmentConfig {
             name,
             vni,
@@ -723,6 +733,7 @@ impl Reader<'_> {
             suppression,
             mirror,
             statics,
+            backups,
             router,
         })
     }

@@ -12,6 +12,7 @@ use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::OuterHeaders;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
+use super::bfd::BfdControl;
 use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
@@ -106,6 +107,8 @@ pub struct GatewayControl {
     pub(super) learned: LearnedRemotes,
     /// Routers of the segments.
     pub(super) router: RouterControl,
+    /// BFD sessions with the remotes.
+    pub(super) bfd: BfdControl,
     /// True if [`KnownHosts`] must be published again.
     pub(super) known_hosts_changed: bool,
     pub(super) dirty: bool,
@@ -151,7 +154,12 @@ impl GatewayControl {
         };
         let underlay = &config.underlay;
         let mut control = Self {
-            config: GatewayConfig { underlay: underlay.clone(), segments: Vec::new(), routing: RoutingConfig::none() },
+            config: GatewayConfig {
+                underlay: underlay.clone(),
+                segments: Vec::new(),
+                routing: RoutingConfig::none(),
+                bfd: None,
+            },
             places: Places::new(),
             underlay_mtu: layout.underlay.mtu,
             next_hops: NextHops::new(Addresses {
@@ -168,6 +176,7 @@ impl GatewayControl {
             routes: Vec::new(),
             learned: LearnedRemotes::default(),
             router,
+            bfd: BfdControl::new(),
             known_hosts_changed: false,
             dirty: false,
             decapsulated_by_nic: false,
@@ -207,7 +216,8 @@ impl GatewayControl {
                 local: route.local,
                 remote: to.address,
                 gateway: route.next_hop,
-                next_hop: route.mac,
+                // A remote that carries nothing needs no headers in the NIC.
+                next_hop: route.mac.filter(|_| self.bfd.out(index).is_none()),
             })
         })
     }
@@ -239,7 +249,7 @@ impl GatewayControl {
         *next_hop = match *next_hop {
             NextHop::Ready(template) | NextHop::InNic(template, _) => NextHop::resolved(template, number),
             NextHop::Held(template, _) => NextHop::Held(template, number),
-            NextHop::Resolving | NextHop::Unreachable => return,
+            NextHop::Resolving | NextHop::Unreachable | NextHop::Out => return,
         };
         self.dirty = true;
     }
@@ -369,6 +379,7 @@ impl GatewayControl {
         }
         self.known_hosts_changed = true;
         let next_hop = match mac.and_then(|mac| self.template(remote as usize, mac)) {
+            _ if self.bfd.out(remote).is_some() => NextHop::Out,
             Some(template) => NextHop::Ready(template),
             None if state == Some(NeighbourState::Failed) => NextHop::Unreachable,
             None => NextHop::Resolving,
@@ -451,15 +462,17 @@ impl GatewayControl {
     pub(super) fn publish_known_hosts(&self) {
         let indices = self.places.remotes().chain(self.learned.contacted());
         let remotes = indices.filter_map(|index| self.list.get(index as usize)).map(|remote| remote.address);
-        let hosts = KnownHosts {
+        let mut hosts = KnownHosts {
             addresses: remotes.chain(self.next_hops.used()).collect(),
             macs: self.routes.iter().filter_map(|route| route.mac).collect(),
+            ..KnownHosts::default()
         };
+        self.bfd.publish(&mut hosts);
         self.tables.known_hosts.replace(hosts);
     }
 
     /// Sends a frame of the gateway itself to the underlay.
-    fn send_frame(&self, plane: &mut ControlPlane, frame: &[u8]) {
+    pub(super) fn send_frame(&self, plane: &mut ControlPlane, frame: &[u8]) {
         plane.count_generated();
         let port = self.layout.underlay.port;
         let packet = plane.pool(port).and_then(|pool| {
@@ -740,6 +753,7 @@ impl GatewayControl {
                 "aged": self.learned.stats.aged,
                 "evicted": self.learned.stats.evicted,
             },
+            "bfd_sessions": { "configured": self.bfd.counts().0, "up": self.bfd.counts().1 },
             "address_conflicts": self.conflicts,
         })
     }
@@ -786,6 +800,7 @@ impl Control for GatewayControl {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         match PuntCode::unpack(punt.code) {
             PuntCode::Host => self.handle_host_frame(plane, punt.packet),
+            PuntCode::Bfd => self.handle_bfd(plane, punt.packet),
             PuntCode::NewRemote => self.learn_remote(plane, punt.packet, punt.worker),
             PuntCode::RouterHost => self.router.handle_message(plane, punt.packet),
             PuntCode::Route => self.router.resolve(plane, punt.packet),
@@ -807,6 +822,7 @@ impl Control for GatewayControl {
             self.send_frame(plane, &frame);
         }
         self.router.tick(plane);
+        self.tick_bfd(plane);
         let seconds = plane.seconds();
         self.update_bindings(seconds);
         if seconds != self.aged_at {
@@ -856,6 +872,10 @@ impl Control for GatewayControl {
             | PortEvent::Mtu(_)
             | PortEvent::Finished => {}
         }
+    }
+
+    fn before_stop(&mut self, plane: &mut ControlPlane) {
+        self.stop_bfd(plane);
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {

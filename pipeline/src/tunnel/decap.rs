@@ -104,6 +104,8 @@ pub(super) enum Rejection {
     Drop(DropReason),
     /// An ARP or ND message for the control thread.
     Host,
+    /// A BFD packet for the control thread.
+    Bfd,
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
@@ -116,6 +118,7 @@ impl Rejection {
         match self {
             Self::Drop(_) => "the packet is not decapsulated",
             Self::Host => "an ARP or ND message for the control thread",
+            Self::Bfd => "a BFD packet for the control thread",
             Self::Echo(..) => "an echo request to the gateway",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
@@ -317,6 +320,7 @@ impl View<'_> {
             }
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
+            Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
             Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
                 context.punt(packet, PuntCode::NewRemote.pack());
@@ -381,7 +385,9 @@ impl View<'_> {
             L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
             _ => {}
         }
-        let found = underlay.find_tunnel(frame, &outer).ok_or(DropReason::NotForUs)?;
+        let Some(found) = underlay.find_tunnel(frame, &outer) else {
+            return Err(self.classify_bfd(state, context, packet, &outer, (src, dst)));
+        };
         if outer.l4_type() == L4Type::Udp {
             match frame.get(outer.l4() + 6..).and_then(|b| b.first_chunk()).map(|b| u16::from_be_bytes(*b)) {
                 // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
@@ -573,7 +579,7 @@ fn nic_decapsulated(packet: &Packet) -> Option<u32> {
 }
 
 /// Verifies the outer UDP checksum over all segments, unless the device verified it.
-fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Rejection> {
+pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Rejection> {
     if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }

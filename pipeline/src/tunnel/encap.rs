@@ -500,6 +500,7 @@ impl View<'_> {
             }
             NextHop::Resolving => state.punt_unresolved(context, packet, to),
             NextHop::Unreachable => context.drop(packet, DropReason::NoNeighbour),
+            NextHop::Out => context.drop(packet, DropReason::RemoteDown),
         }
     }
 

@@ -95,9 +95,9 @@ impl GatewayControl {
     pub(super) fn learn_address(&mut self, learn: Learn, plane: &ControlPlane) {
         let Learn { key, destination } = learn;
         let to = Destination::unpack(destination);
-        // The segment, port or remote may have been removed since.
+        // The segment, port or remote may have been removed since. Nothing is sent to a remote that BFD keeps out.
         let is_there = match to {
-            Destination::Remote(index) => self.is_live(index),
+            Destination::Remote(index) => self.is_live(index) && self.bfd.out(index).is_none(),
             Destination::Attachment(index) => self.has_attachment(key.segment(), index),
             Destination::Router => false,
         };

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::bfd::{self, Out};
 use super::bindings::BindingOrigin;
 use super::config::SegmentConfig;
 use super::control::GatewayControl;
@@ -12,7 +13,7 @@ use crate::route::NetworkPrefix;
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
-pub(super) const TABLES: [&TableSpec; 6] = [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES];
+pub(super) const TABLES: [&TableSpec; 7] = [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES, &bfd::TABLE];
 
 static SEGMENTS: TableSpec = TableSpec {
     name: "segments",
@@ -124,7 +125,8 @@ static REMOTES: TableSpec = TableSpec {
         Column::attribute("mac", "Ethernet address of the next hop"),
         Column::attribute(
             "state",
-            "ready; in_nic: the NIC adds the headers; held: frames wait after a link loss; resolving; unreachable",
+            "ready; in_nic: the NIC adds the headers; held: frames wait after a link loss; resolving; unreachable; \
+             down: its BFD session is not up; standby: backup of remotes that are up",
         ),
         Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
     ],
@@ -196,6 +198,7 @@ impl GatewayControl {
                     page.keep_state(last);
                 }
             }
+            "bfd" => page.extend(self.bfd.rows(), |row| row),
             "remotes" => {
                 let all =
                     self.list.iter().zip(&self.routes).enumerate().filter(|(_, (it, _))| !it.address.is_unspecified());
@@ -207,6 +210,8 @@ impl GatewayControl {
                         NextHop::Held(..) => "held",
                         NextHop::Resolving => "resolving",
                         NextHop::Unreachable => "unreachable",
+                        NextHop::Out if self.bfd.out(index as u32) == Some(Out::Standby) => "standby",
+                        NextHop::Out => "down",
                     };
                     vec![
                         segment.into(),

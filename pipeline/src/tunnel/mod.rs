@@ -16,6 +16,7 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - [`bfd`]: liveness of remotes.
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
 //! - `mirror`: copies of the frames of a segment.
@@ -35,6 +36,7 @@
 //! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
 //! stage for each worker.
 
+pub mod bfd;
 mod bindings;
 mod change;
 pub mod config;

@@ -30,7 +30,7 @@ pub struct Reconfiguration {
 }
 
 /// A static entry: its key and its destination in forwarding tables.
-type Statics = HashMap<Key, u32>;
+pub(super) type Statics = HashMap<Key, u32>;
 
 impl GatewayControl {
     /// Checks that the gateway can change to this configuration, which has passed all checks of
@@ -69,7 +69,7 @@ impl GatewayControl {
     /// Takes over a configuration and the indices of its parts.
     pub(super) fn install(&mut self, config: GatewayConfig, places: Places, ports: &[PortInfo], now: u32) {
         let mac = self.layout.underlay.mac;
-        let old_statics = statics(&self.config, &self.places, mac);
+        let old_statics = self.statics();
         let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
         let (before, after) = (&self.config.underlay, &config.underlay);
         let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
@@ -82,6 +82,7 @@ impl GatewayControl {
             self.next_hops.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
         }
         self.underlay_version += u64::from(templates_changed);
+        let (gone, back) = self.bfd.install(&self.config, &self.places, &self.next_hops);
 
         let removed = self.remove_parts(&old_places);
         let promoted: Vec<u32> = self.places.remotes().filter(|index| self.learned.contains(*index)).collect();
@@ -90,6 +91,7 @@ impl GatewayControl {
         let mut layout = Layout::clone(&self.layout);
         let vrfs = self.router.number_vrfs(&self.config, now);
         layout.update(&self.config, &self.places, &vrfs, ports, self.workers);
+        self.bfd.trim(&mut layout, &self.places);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);
         // Nothing resolved their next hops for them while they were learned.
@@ -108,6 +110,8 @@ impl GatewayControl {
         }
         self.update_statics(&old_statics, now);
         self.router.install(&self.config, &self.places, &vrfs, mac, now);
+        self.finish_bfd(&gone, &back);
+        self.publish();
         self.sync_bindings();
         let changed: Vec<(u16, u32)> = ageing(&self.config, &self.places)
             .filter(|(segment, seconds)| old_ageing.get(segment) != Some(seconds))
@@ -187,7 +191,7 @@ impl GatewayControl {
     }
 
     /// Writes the outer headers of a remote anew. A learned remote has none before a frame had to be sent to it.
-    fn refresh_remote(&mut self, index: u32) {
+    pub(super) fn refresh_remote(&mut self, index: u32) {
         let is_used = !self.learned.contains(index) || self.learned.is_contacted(index);
         let next_hop = self.routes.get(index as usize).and_then(|route| route.next_hop).filter(|_| is_used);
         let state = next_hop.and_then(|next_hop| self.next_hops.state(next_hop));
@@ -240,9 +244,16 @@ impl GatewayControl {
         self.next_hops.set_users(pairs, LEARNED_REMOTES);
     }
 
+    /// Returns the static entries in force. Those of a remote that is down are behind its backup.
+    pub(super) fn statics(&self) -> Statics {
+        let mut statics = statics(&self.config, &self.places, self.layout.underlay.mac);
+        statics.values_mut().for_each(|destination| *destination = self.bfd.place(*destination));
+        statics
+    }
+
     /// Brings the static entries up to date.
-    fn update_statics(&mut self, old: &Statics, now: u32) {
-        let new = statics(&self.config, &self.places, self.layout.underlay.mac);
+    pub(super) fn update_statics(&mut self, old: &Statics, now: u32) {
+        let new = self.statics();
         for key in old.keys().filter(|key| !new.contains_key(key)) {
             self.fdb.remove(*key);
         }

@@ -79,6 +79,7 @@ pub(super) fn report_next_hop(context: &mut Context<'_>, remote: &Remote) {
         NextHop::Held(..) => "is asked again, because the link was lost".to_owned(),
         NextHop::Resolving => "is being resolved".to_owned(),
         NextHop::Unreachable => "does not answer".to_owned(),
+        NextHop::Out => "is not used: BFD keeps the remote out".to_owned(),
     };
     let (address, most) = (remote.address, remote.max_frame);
     context.trace(STAGE, |text| write!(text, "remote {address}: next hop {state}; frames of at most {most} bytes"));

@@ -31,6 +31,8 @@ pub(super) const MAX_HOST_FRAME: usize = 9216;
 pub enum PuntCode {
     /// The packet is an ARP or neighbour discovery message for the gateway.
     Host,
+    /// A BFD packet of a known pair of addresses.
+    Bfd,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
     /// An ARP or ND message for the router of a segment. The packet has a tag with the segment.
@@ -51,6 +53,7 @@ impl PuntCode {
             Self::NewRemote => 1,
             Self::RouterHost => 2,
             Self::Route => 3,
+            Self::Bfd => 4,
             Self::Unresolved(remote) => remote | Self::UNRESOLVED,
         }
     }
@@ -62,6 +65,7 @@ impl PuntCode {
             1 => Self::NewRemote,
             2 => Self::RouterHost,
             3 => Self::Route,
+            4 => Self::Bfd,
             code => Self::Unresolved(code & !Self::UNRESOLVED),
         }
     }

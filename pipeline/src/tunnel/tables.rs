@@ -483,6 +483,8 @@ pub enum NextHop {
     Resolving,
     /// The next hop did not reply to ARP or ND.
     Unreachable,
+    /// The remote carries nothing: its BFD session is not up, or it is a backup of remotes that are up.
+    Out,
 }
 
 impl NextHop {

@@ -1,5 +1,6 @@
 //! Tests of the gateway, with worker threads and step by step.
 
+mod bfd;
 mod floods;
 mod gre;
 mod ip_payload;

@@ -132,6 +132,8 @@ pub(in crate::tunnel) struct RouterControl {
     unresolved: VecDeque<(u16, IpAddr)>,
     /// Packets for the workers.
     outbox: Vec<(Packet, RouterTag)>,
+    /// Routers behind remotes that BFD keeps out: segment and Ethernet address.
+    lost_routers: HashSet<(u16, MacAddr)>,
     expected_replies: Arc<ExpectedReplies>,
     conflict_logged_at: Option<Millis>,
 }
@@ -158,6 +160,7 @@ impl RouterControl {
             failed: VecDeque::new(),
             unresolved: VecDeque::new(),
             outbox: Vec::new(),
+            lost_routers: HashSet::new(),
             expected_replies,
             conflict_logged_at: None,
         }
@@ -419,8 +422,11 @@ impl RouterControl {
     fn update_group(&mut self, index: u32) {
         let Some(Hop::Group(group)) = self.hops.list.get(index as usize).copied() else { return };
         let Some(Some(state)) = self.states.get(index as usize) else { return };
-        let is_usable =
-            |member: &GroupMember| !matches!(self.hops.list.get(member.next_hop as usize), Some(Hop::Unreachable(_)));
+        let is_usable = |member: &GroupMember| match self.hops.list.get(member.next_hop as usize) {
+            Some(Hop::Unreachable(_)) => false,
+            Some(Hop::Neighbour(segment, mac)) => !self.lost_routers.contains(&(*segment, *mac)),
+            _ => true,
+        };
         let mut members: Vec<GroupMember> = state.members.iter().copied().filter(is_usable).collect();
         if members.is_empty() {
             members.clone_from(&state.members);
@@ -432,6 +438,14 @@ impl RouterControl {
             group.set_members(&members);
         }
         self.dirty = true;
+    }
+
+    /// Sets the routers behind remotes that carry nothing: segment and Ethernet address. Groups do not use them.
+    pub(in crate::tunnel) fn set_lost_routers(&mut self, lost: HashSet<(u16, MacAddr)>) {
+        if std::mem::replace(&mut self.lost_routers, lost) != self.lost_routers {
+            self.groups.clone().into_iter().for_each(|group| self.update_group(group));
+            self.publish();
+        }
     }
 
     /// Changes the effect of a neighbour's hop.

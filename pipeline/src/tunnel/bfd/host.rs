@@ -1,0 +1,76 @@
+//! Received BFD packets on the workers, which pass those of known sessions to the control thread.
+
+use std::net::IpAddr;
+
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_wire::{HeaderOffsets, L3Type, udp};
+
+use super::packet::{MULTIHOP_PORT, SINGLE_HOP_PORT, TTL};
+use crate::Context;
+use crate::tunnel::decap::{Rejection, check_udp};
+use crate::tunnel::policer::{MessageSource, Protocol};
+use crate::tunnel::stage::{StageState, View};
+
+/// Offset of the field Your Discriminator in a datagram.
+const YOUR_DISCRIMINATOR: usize = udp::HEADER_LEN + 8;
+
+/// Returns the TTL or hop limit of a packet.
+pub(super) fn ttl(frame: &[u8], layers: &HeaderOffsets) -> Option<u8> {
+    match layers.l3_type() {
+        L3Type::Ipv4 => layers.ipv4_header(frame)?.get(8).copied(),
+        _ => layers.ipv6_header(frame)?.get(7).copied(),
+    }
+}
+
+impl View<'_> {
+    /// Decides about a packet to the gateway's address `to` that belongs to no tunnel.
+    ///
+    /// The control thread gets only packets of known pairs of addresses. Packets with the discriminator of a session
+    /// have a limit of their own, so forged packets without it do not take a session down.
+    #[cold]
+    pub(in crate::tunnel) fn classify_bfd(
+        &self,
+        state: &StageState,
+        context: &Context<'_>,
+        packet: &Packet,
+        layers: &HeaderOffsets,
+        (from, to): (IpAddr, IpAddr),
+    ) -> Rejection {
+        let frame = packet.data();
+        let Some(datagram) = layers.udp(frame) else { return DropReason::NotForUs.into() };
+        let port = datagram.dst_port();
+        if port != SINGLE_HOP_PORT && port != MULTIHOP_PORT {
+            return DropReason::NotForUs.into();
+        }
+        let known = self.known_hosts.read(context.guard());
+        if !known.bfd_peers.contains(&(to, from)) {
+            return DropReason::BfdNoSession.into();
+        }
+        // RFC 5881 section 5: a packet with another TTL may come from anywhere.
+        if port == SINGLE_HOP_PORT && ttl(frame, layers) != Some(TTL) {
+            return DropReason::BfdTtl.into();
+        }
+        let at = layers.l4() + YOUR_DISCRIMINATOR;
+        let Some(yours) = frame.get(at..).and_then(|bytes| bytes.first_chunk()).map(|it| u32::from_be_bytes(*it))
+        else {
+            return DropReason::BfdInvalid.into();
+        };
+        let source = match known.bfd_sessions.get(&yours) {
+            Some(peer) if *peer == (to, from) => MessageSource::Known(from),
+            None if yours == 0 => MessageSource::Stranger(from),
+            _ => return DropReason::BfdNoSession.into(),
+        };
+        if !state.policer.admits(Protocol::Bfd, source, context.now()) {
+            return DropReason::RateLimited.into();
+        }
+        let has_checksum = frame.get(layers.l4() + 6..layers.l4() + 8) != Some(&[0, 0]);
+        if !has_checksum && layers.l3_type() == L3Type::Ipv6 {
+            return DropReason::BadL4Checksum.into();
+        }
+        if has_checksum && let Err(rejection) = check_udp(packet, layers) {
+            return rejection;
+        }
+        Rejection::Bfd
+    }
+}
