@@ -8,6 +8,7 @@
 //! af_xdp_ipv6::ping`
 
 mod address_moves;
+mod bfd;
 mod broadcast;
 mod floods;
 mod frames;
@@ -335,6 +336,26 @@ guest! {
     guest_af_xdp, by("af_xdp", false);
     guest_mlx5, by("mlx5", false);
 }
+
+/// Remotes that FRR's BFD watches.
+macro_rules! bfd {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            leaves: crate::bfd::a_remote_leaves_and_returns;
+            multihop: crate::bfd::multihop;
+            backup: crate::bfd::a_backup_takes_over;
+        })*
+    };
+}
+
+bfd! {
+    bfd_af_packet_ipv4, by("af_packet", false);
+    bfd_af_packet_ipv6, by("af_packet", true);
+    bfd_mlx5_ipv4, by("mlx5", false);
+}
+
 // Open vSwitch reads its interface by packet sockets without virtio headers, which do not take superframes.
 over! {
     ovs_af_packet_ipv4,
