@@ -128,6 +128,18 @@ impl Place {
                 ),
                 "static = [{ mac = \"02:00:00:00:00:01\"",
             ),
+            "segment.backups" => inline(
+                true,
+                &format!(
+                    "[bfd]\n{}{lan}",
+                    segment.replace("remotes = [\"10.9.0.2\"]", "remotes = [\"10.9.0.2\", \"10.9.0.3\"]")
+                ),
+                "backups = [{ primary = \"10.9.0.2\", backup = \"10.9.0.3\"",
+            ),
+            "bfd" => {
+                let segment = segment.replace("remotes = [", "remotes = [\"10.9.0.9\", ");
+                place(true, &format!("{segment}{lan}"), "[bfd]\n")
+            }
             "vrf" => place(
                 true,
                 &format!("{segment}{lan}vrf = \"red\"\naddresses = [\"10.1.0.1/24\"]\n"),
