@@ -538,7 +538,7 @@ impl<'v> View<'v> {
                     NextHop::Ready(template) | NextHop::InNic(template, _) => {
                         (Exit::Remote(remote, template), template.len())
                     }
-                    NextHop::Held(..) | NextHop::Resolving | NextHop::Unreachable => return None,
+                    NextHop::Held(..) | NextHop::Resolving | NextHop::Unreachable | NextHop::Out => return None,
                 }
             }
             Destination::Router => return None,
