@@ -41,7 +41,7 @@ pub fn traffic_class(frame: &[u8]) -> Option<u8> {
 }
 
 /// Returns the traffic class of an IP packet without Ethernet header; `None` if it is no IP packet.
-pub fn packet_class(packet: &[u8]) -> Option<u8> {
+fn packet_class(packet: &[u8]) -> Option<u8> {
     match *packet {
         [first, second, ..] if first >> 4 == 4 && packet.len() >= 20 => Some(second),
         [first, second, ..] if first >> 4 == 6 && packet.len() >= 40 => Some(first << 4 | second >> 4),

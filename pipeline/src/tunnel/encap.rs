@@ -63,22 +63,16 @@ fn mix(state: u64, word: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Returns the flow of a frame with a plain packet; see [`quick_packet_flow`].
+/// Returns the flow of a frame with a plain packet: IPv4 without options that is not a fragment, or TCP or UDP directly
+/// after IPv6.
 #[inline(always)]
 pub(super) fn quick_flow(frame: &[u8]) -> Option<Flow> {
     let (header, packet) = frame.split_first_chunk::<ETHERNET_LEN>()?;
-    let version = match EtherType(be64(header, 6) as u16) {
-        EtherType::IPV4 => 4,
-        EtherType::IPV6 => 6,
-        _ => return None,
-    };
-    quick_packet_flow(packet).filter(|_| packet.first().is_some_and(|byte| byte >> 4 == version))
-}
-
-/// Returns the flow of a plain packet: IPv4 without options that is not a fragment, or TCP or UDP directly after IPv6.
-#[inline(always)]
-pub(super) fn quick_packet_flow(packet: &[u8]) -> Option<Flow> {
-    quick_flow4(packet.first_chunk()?, true).or_else(|| quick_flow6(packet.first_chunk()?))
+    match EtherType(be64(header, 6) as u16) {
+        EtherType::IPV4 => quick_flow4(packet.first_chunk()?, true),
+        EtherType::IPV6 => quick_flow6(packet.first_chunk()?),
+        _ => None,
+    }
 }
 
 /// Returns the flow of an IPv4 packet without options that is not a fragment; `None` for other packets.

@@ -36,9 +36,8 @@ fn may_be_handshake(frame: &[u8]) -> bool {
     };
     match IpProtocol(protocol) {
         IpProtocol::TCP => frame.get(l4 + FLAGS).is_none_or(|flags| flags & tcp::flags::SYN != 0),
-        // TCP may follow extension headers of IPv6.
-        IpProtocol::HOP_BY_HOP | IpProtocol::ROUTING | IpProtocol::DESTINATION_OPTIONS => true,
-        _ => false,
+        // TCP may follow extension headers of IPv6: the slow path decides.
+        next => ipv6::is_extension(next),
     }
 }
 

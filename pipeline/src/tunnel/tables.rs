@@ -201,9 +201,9 @@ impl Segment {
         self.storm_control.limits()
     }
 
-    /// Returns whether its hosts have Ethernet addresses: it is no layer-3 tunnel.
-    pub fn has_addresses(&self) -> bool {
-        self.payload == Payload::Ethernet
+    /// Returns whether the segment is a layer-3 tunnel.
+    pub fn is_routed_tunnel(&self) -> bool {
+        self.payload == Payload::Ip
     }
 
     /// Returns the segment's identifier in tunnel headers.

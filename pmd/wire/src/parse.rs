@@ -271,17 +271,6 @@ impl Parser {
         tunnel | if carried.labels { word::INNER_LABELS } else { 0 }
     }
 
-    /// Parses an IP packet without Ethernet header from `start` to `end`, without its tunnel.
-    pub fn parse_packet(&self, head: &[u8], start: usize, end: usize) -> Result<HeaderOffsets, ParseError> {
-        let first = match head.get(start).map(|byte| byte >> 4) {
-            Some(4) => FirstHeader::Ipv4,
-            Some(6) => FirstHeader::Ipv6,
-            Some(_) => return Err(ParseError::Ipv4BadVersion),
-            None => return Err(ParseError::Ipv4Truncated),
-        };
-        self.parse_inner(head, InnerStack { start, end, first })
-    }
-
     /// Parses an inner stack without its own tunnel.
     fn parse_inner(
         &self,

@@ -119,8 +119,8 @@ impl View<'_> {
         let layers = &routed.layers;
         let kind = || packet.data().get(layers.l4()).map(|kind| icmpv6::Type(*kind));
         // Layer-3 tunnels have no Ethernet addresses to ask for.
-        let is_network = self.layout.segments.get(usize::from(routed.segment)).is_some_and(|it| it.has_addresses());
-        is_network
+        let segment = self.layout.segments.get(usize::from(routed.segment));
+        segment.is_some_and(|segment| !segment.is_routed_tunnel())
             && layers.l4_type() == L4Type::Icmpv6
             && !layers.is_fragment()
             && matches!(kind(), Some(icmpv6::Type::NEIGHBOR_SOLICITATION | icmpv6::Type::NEIGHBOR_ADVERTISEMENT))
