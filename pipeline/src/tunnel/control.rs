@@ -580,11 +580,7 @@ impl GatewayControl {
         let frame = packet.data();
         let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
         let found = parser.parse_stack(frame, 0, packet.len()).ok().and_then(|outer| {
-            let source = match (outer.ipv4_header(frame), outer.ipv6_header(frame)) {
-                (Some(h), _) => IpAddr::from([h[12], h[13], h[14], h[15]]),
-                (_, Some(h)) => IpAddr::from(*h[8..].first_chunk::<16>()?),
-                _ => return None,
-            };
+            let (source, _) = outer.ip_addresses(frame)?;
             let found = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
             Some((found.id, source))
         });

@@ -356,19 +356,12 @@ impl View<'_> {
         if outer.tag_count() > 0 || outer.has_labels() {
             return Err(DropReason::NotForUs.into());
         }
-        let (src, dst) = match outer.l3_type() {
+        match outer.l3_type() {
             L3Type::Arp => return Err(self.classify_arp(state, context, frame, &outer)),
-            L3Type::Ipv4 => {
-                let h = outer.ipv4_header(frame).ok_or(DropReason::Truncated)?;
-                (IpAddr::from([h[12], h[13], h[14], h[15]]), IpAddr::from([h[16], h[17], h[18], h[19]]))
-            }
-            L3Type::Ipv6 => {
-                let h = outer.ipv6_header(frame).ok_or(DropReason::Truncated)?;
-                let address = |at: usize| h.get(at..).and_then(|b| b.first_chunk::<16>()).map(|b| IpAddr::from(*b));
-                (address(8).ok_or(DropReason::Truncated)?, address(24).ok_or(DropReason::Truncated)?)
-            }
+            L3Type::Ipv4 | L3Type::Ipv6 => {}
             L3Type::Other => return Err(DropReason::NotForUs.into()),
-        };
+        }
+        let (src, dst) = outer.ip_addresses(frame).ok_or(DropReason::Truncated)?;
         if outer.l4_type() == L4Type::Icmpv6
             && !outer.is_fragment()
             && let Some(found) = self.classify_nd(state, context, frame, &outer)

@@ -6,7 +6,6 @@
 //! [`View::encapsulate_one`] processes them one by one.
 
 use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -559,11 +558,7 @@ impl View<'_> {
     ) -> Option<Packet> {
         let frame = packet.data();
         let layers = state.parser.parse_stack(frame, 0, packet.len()).ok()?;
-        let from = match (layers.ipv4_header(frame), layers.ipv6_header(frame)) {
-            (Some(h), _) => IpAddr::from([h[16], h[17], h[18], h[19]]),
-            (_, Some(h)) => IpAddr::from(*h[24..].first_chunk::<16>()?),
-            _ => return None,
-        };
+        let (_, from) = layers.ip_addresses(frame)?;
         let mac = MacAddr(*frame.first_chunk()?);
         let mtu = u16::try_from(max_frame.checked_sub(layers.l3() - layers.l2())?).unwrap_or(u16::MAX);
         if mac.is_multicast() || !state.icmp_limiter.take(1, context.now()) {

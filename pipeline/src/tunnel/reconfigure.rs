@@ -16,7 +16,7 @@ use super::control::{GatewayControl, Route, max_frame};
 use super::learned::LEARNED_REMOTES;
 use super::outer::TunnelId;
 use super::places::{Places, SegmentPlace};
-use super::router::config::{HopConfig, RouteTarget};
+use super::router::config::HopConfig;
 use super::router::router_macs;
 use super::tables::{Destination, Layout, NextHop, Remote, put};
 use crate::PortInfo;
@@ -304,11 +304,7 @@ fn statics(config: &GatewayConfig, places: &Places, mac: MacAddr) -> Statics {
         segment.statics.iter().filter_map(entry).collect()
     };
     let configured = config.segments.iter().zip(&places.segments).flat_map(of_segment);
-    let hops = config.routing.routes.iter().filter_map(|route| match &route.target {
-        RouteTarget::NextHops(hops) => Some(hops),
-        RouteTarget::Lookup(_) | RouteTarget::Discard(_) => None,
-    });
-    let far = hops.flatten().filter_map(|(hop, _)| match *hop {
+    let far = config.routing.next_hops().filter_map(|hop| match *hop {
         HopConfig::Router { segment, remote, mac } => {
             let place = places.segments.get(segment)?;
             Some((Key::new(place.index, mac), Destination::Remote(*place.remotes.get(remote)?).pack()))

@@ -19,7 +19,7 @@ use crate::tunnel::control::GatewayControl;
 use crate::tunnel::next_hops::NextHops;
 use crate::tunnel::places::{Places, SegmentPlace};
 use crate::tunnel::policer::KnownHosts;
-use crate::tunnel::router::config::{HopConfig, RouteTarget};
+use crate::tunnel::router::config::HopConfig;
 use crate::tunnel::tables::{Destination, Layout};
 
 /// Maximum number of packets that one tick sends.
@@ -266,10 +266,6 @@ impl BfdControl {
         if self.out.is_empty() {
             return HashSet::new();
         }
-        let hops = config.routing.routes.iter().filter_map(|route| match &route.target {
-            RouteTarget::NextHops(hops) => Some(hops),
-            RouteTarget::Lookup(_) | RouteTarget::Discard(_) => None,
-        });
         let lost = |hop: &HopConfig| match *hop {
             HopConfig::Router { segment, remote, mac } => {
                 let place = places.segments.get(segment)?;
@@ -279,7 +275,7 @@ impl BfdControl {
             }
             HopConfig::Neighbour { .. } => None,
         };
-        hops.flatten().filter_map(|(hop, _)| lost(hop)).collect()
+        config.routing.next_hops().filter_map(lost).collect()
     }
 
     /// Returns the row of each session.
@@ -315,17 +311,9 @@ impl BfdControl {
     fn receive(&mut self, config: &BfdConfig, frame: &[u8]) -> Result<Peer, DropReason> {
         let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
         let layers = parser.parse_stack(frame, 0, frame.len()).map_err(DropReason::from)?;
-        let address = |bytes: &[u8]| match bytes.len() {
-            4 => bytes.first_chunk::<4>().map(|it| IpAddr::from(*it)),
-            _ => bytes.first_chunk::<16>().map(|it| IpAddr::from(*it)),
-        };
-        let (from, to) = match (layers.ipv4_header(frame), layers.ipv6_header(frame)) {
-            (Some(h), _) => (h.get(12..16).and_then(address), h.get(16..20).and_then(address)),
-            (_, Some(h)) => (h.get(8..24).and_then(address), h.get(24..40).and_then(address)),
-            _ => (None, None),
-        };
-        let peer = to.zip(from).ok_or(DropReason::Truncated)?;
-        let ttl = super::host::ttl(frame, &layers).ok_or(DropReason::Truncated)?;
+        let (from, to) = layers.ip_addresses(frame).ok_or(DropReason::Truncated)?;
+        let peer = (to, from);
+        let ttl = layers.hop_limit(frame).ok_or(DropReason::Truncated)?;
         let datagram = layers.udp(frame).ok_or(DropReason::Truncated)?;
         let entry = self.sessions.get_mut(&peer).ok_or(DropReason::BfdNoSession)?;
         let packet = ControlPacket::parse(datagram.payload()).and_then(|packet| {

@@ -15,14 +15,6 @@ use crate::tunnel::stage::{StageState, View};
 /// Offset of the field Your Discriminator in a datagram.
 const YOUR_DISCRIMINATOR: usize = udp::HEADER_LEN + 8;
 
-/// Returns the TTL or hop limit of a packet.
-pub(super) fn ttl(frame: &[u8], layers: &HeaderOffsets) -> Option<u8> {
-    match layers.l3_type() {
-        L3Type::Ipv4 => layers.ipv4_header(frame)?.get(8).copied(),
-        _ => layers.ipv6_header(frame)?.get(7).copied(),
-    }
-}
-
 impl View<'_> {
     /// Decides about a packet to the gateway's address `to` that belongs to no tunnel.
     ///
@@ -48,7 +40,7 @@ impl View<'_> {
             return DropReason::BfdNoSession.into();
         }
         // RFC 5881 section 5: a packet with another TTL may come from anywhere.
-        if port == SINGLE_HOP_PORT && ttl(frame, layers) != Some(TTL) {
+        if port == SINGLE_HOP_PORT && layers.hop_limit(frame) != Some(TTL) {
             return DropReason::BfdTtl.into();
         }
         let at = layers.l4() + YOUR_DISCRIMINATOR;

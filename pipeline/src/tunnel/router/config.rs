@@ -259,6 +259,15 @@ impl RoutingConfig {
         Ok(routing)
     }
 
+    /// Iterates over the next hops of all routes.
+    pub(in crate::tunnel) fn next_hops(&self) -> impl Iterator<Item = &HopConfig> {
+        let hops = self.routes.iter().filter_map(|route| match &route.target {
+            RouteTarget::NextHops(hops) => Some(hops),
+            RouteTarget::Lookup(_) | RouteTarget::Discard(_) => None,
+        });
+        hops.flatten().map(|(hop, _)| hop)
+    }
+
     /// Returns the index of a VRF that the key `key` names.
     fn vrf(&self, table: &Settings<'_>, key: &'static str, name: &str) -> Result<usize> {
         self.vrfs.iter().position(|vrf| vrf.name == name).ok_or_else(|| {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::PortId;
-use wirepath_wire::{EtherType, L3Type, MacAddr, Parser, Tunnels};
+use wirepath_wire::{EtherType, MacAddr, Parser, Tunnels};
 
 use super::config::{HopConfig, RouteTarget};
 use super::tables::{Hop, Hops, RouterTag, Unresolved};
@@ -766,11 +766,7 @@ fn destination(packet: &Packet) -> Option<IpAddr> {
     let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
     let frame = packet.data();
     let layers = parser.parse_stack(frame, 0, packet.len()).ok()?;
-    match layers.l3_type() {
-        L3Type::Ipv4 => layers.ipv4_header(frame).map(|h| IpAddr::from([h[16], h[17], h[18], h[19]])),
-        L3Type::Ipv6 => Some(IpAddr::from(*layers.ipv6_header(frame)?.get(24..)?.first_chunk::<16>()?)),
-        L3Type::Arp | L3Type::Other => None,
-    }
+    layers.ip_addresses(frame).map(|(_, destination)| destination)
 }
 
 /// Returns the routes of a configuration.

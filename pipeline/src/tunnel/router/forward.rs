@@ -211,11 +211,7 @@ impl<'v> View<'v> {
             Some(hop) => hop,
         };
         self.check_source(context, routed, flow)?;
-        let ttl = match routed.layers.l3_type() {
-            L3Type::Ipv4 => routed.layers.ipv4_header(packet.data()).map_or(0, |h| h[8]),
-            _ => routed.layers.ipv6_header(packet.data()).map_or(0, |h| h[7]),
-        };
-        if ttl <= 1 {
+        if routed.layers.hop_limit(packet.data()).unwrap_or(0) <= 1 {
             return Err(Refusal::with(DropReason::HopLimit, IcmpError::TimeExceeded));
         }
         match hop {

@@ -1,9 +1,11 @@
 //! Header offsets and types of one stack, packed into three words.
 
 use core::fmt;
+use core::net::IpAddr;
 use core::ops::Range;
 
 use crate::ethernet::{self, EtherType};
+use crate::field::get;
 use crate::ip::IpProtocol;
 use crate::tuple::FiveTuple;
 use crate::vlan::{self, Tag};
@@ -378,6 +380,32 @@ impl HeaderOffsets {
             return None;
         }
         frame.get(self.l3()..)?.first_chunk()
+    }
+
+    /// Returns source and destination of the IP header; `None` without one.
+    #[inline]
+    pub fn ip_addresses(&self, frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
+        match self.l3_type() {
+            L3Type::Ipv4 => {
+                let h = self.ipv4_header(frame)?;
+                Some((IpAddr::from(get::<12, 4, 20>(h)), IpAddr::from(get::<16, 4, 20>(h))))
+            }
+            L3Type::Ipv6 => {
+                let h = self.ipv6_header(frame)?;
+                Some((IpAddr::from(get::<8, 16, 40>(h)), IpAddr::from(get::<24, 16, 40>(h))))
+            }
+            L3Type::Arp | L3Type::Other => None,
+        }
+    }
+
+    /// Returns the TTL of the IPv4 header or the hop limit of the IPv6 header; `None` without one.
+    #[inline]
+    pub fn hop_limit(&self, frame: &[u8]) -> Option<u8> {
+        match self.l3_type() {
+            L3Type::Ipv4 => Some(self.ipv4_header(frame)?[8]),
+            L3Type::Ipv6 => Some(self.ipv6_header(frame)?[7]),
+            L3Type::Arp | L3Type::Other => None,
+        }
     }
 
     /// Returns the addresses of the IPv6 header that the pseudo header of layer 4 does not contain.
