@@ -18,7 +18,7 @@ use super::config::{InnerVlans, TUNNEL_PEER};
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
 use super::kinds::Payload;
-use super::mss;
+use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
@@ -195,7 +195,7 @@ impl View<'_> {
         let here = |j: usize| Destination::Remote(source_remote[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
         if self.layout.clamps_mss {
-            slow |= mss::find_handshakes(batch.as_slice(), OUTER4);
+            slow |= find_handshakes(batch.as_slice(), OUTER4);
         }
         if context.is_tracing() || self.layout.has_mirrors {
             // The slow path gives the same result and reports what it does.
@@ -468,30 +468,10 @@ impl View<'_> {
         if self.layout.has_mirrors {
             self.mirror(state, context, &packet, segment);
         }
-        self.clamp_received(state, context, remotes, &mut packet, remote, segment);
-        self.route(state, context, remotes, packet, segment);
-    }
-
-    /// Lowers the MSS that a host behind a remote announces to what the tunnel takes in the other direction.
-    fn clamp_received(
-        &self,
-        state: &StageState,
-        context: &mut Context<'_>,
-        remotes: &Remotes,
-        packet: &mut Packet,
-        remote: Option<u32>,
-        segment: u16,
-    ) {
-        let clamps = self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.clamp_mss);
-        let remote = remote.filter(|_| clamps).and_then(|remote| remotes.list.get(remote as usize));
-        if let Some(remote) = remote
-            && mss::clamp(packet, &state.parser, remote.max_frame)
-        {
-            context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
-            if let Some(c) = self.layout.counters(segment, state.worker) {
-                c.mss_clamped.add(1);
-            }
+        if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
+            self.limit_mss(state, context, &mut packet, remote);
         }
+        self.route(state, context, remotes, packet, segment);
     }
 
     /// Processes an inner frame.
@@ -521,7 +501,9 @@ impl View<'_> {
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }
-        self.clamp_received(state, context, remotes, &mut packet, remote, segment);
+        if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
+            self.limit_mss(state, context, &mut packet, remote);
+        }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
         let from = Destination::Remote(remote.unwrap_or(0));

@@ -19,7 +19,7 @@ use wirepath_wire::{EtherType, IpProtocol, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
-use super::mss::{clamp, find_handshakes};
+use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::storm_control::FloodKind;
@@ -460,12 +460,7 @@ impl View<'_> {
             return self.drop_too_big(state, context, packet, remote.max_frame, sender);
         }
         let segment = self.layout.segments.get(usize::from(remote.segment));
-        if segment.is_some_and(|segment| segment.clamp_mss) && clamp(&mut packet, &state.parser, remote.max_frame) {
-            context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
-            if let Some(c) = self.layout.counters(remote.segment, state.worker) {
-                c.mss_clamped.add(1);
-            }
-        }
+        self.limit_mss(state, context, &mut packet, remote);
         if packet.flags().contains(Flags::TX_SEGMENT) && segment.is_some_and(|segment| segment.cuts_superframes) {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }
@@ -508,18 +503,9 @@ impl View<'_> {
         to: u32,
         flow: Flow,
     ) {
-        let mut cutter = match Cutter::new(packet, None) {
-            Ok(cutter) => cutter,
-            Err((packet, reason)) => return context.drop(packet, reason),
-        };
-        // One of the frames stands for the superframe.
-        context.count_copies(cutter.remaining().saturating_sub(1));
-        while let Some(frame) = cutter.next_frame(&state.pool) {
-            match frame {
-                Ok(frame) => self.send_to(state, context, remotes, frame, to, flow, None),
-                Err(reason) => context.count_drops(reason, 1),
-            }
-        }
+        cut(state, context, packet, |state, context, frame| {
+            self.send_to(state, context, remotes, frame, to, flow, None);
+        });
     }
 
     fn drop_too_big(
@@ -570,6 +556,28 @@ impl View<'_> {
         message.truncate(len);
         message.set_in_port(packet.in_port());
         Some(message)
+    }
+}
+
+/// Cuts a superframe and passes its frames to `send`.
+#[cold]
+pub(super) fn cut(
+    state: &mut StageState,
+    context: &mut Context<'_>,
+    packet: Packet,
+    mut send: impl FnMut(&mut StageState, &mut Context<'_>, Packet),
+) {
+    let mut cutter = match Cutter::new(packet, None) {
+        Ok(cutter) => cutter,
+        Err((packet, reason)) => return context.drop(packet, reason),
+    };
+    // One of the frames stands for the superframe.
+    context.count_copies(cutter.remaining().saturating_sub(1));
+    while let Some(frame) = cutter.next_frame(&state.pool) {
+        match frame {
+            Ok(frame) => send(state, context, frame),
+            Err(reason) => context.count_drops(reason, 1),
+        }
     }
 }
 

@@ -4,12 +4,18 @@
 //! takes less than a local network, and path MTU discovery fails where ICMP is filtered. So the gateway lowers what
 //! hosts announce, in both directions. Only the first segments of connections leave the fast path.
 
+use std::fmt::Write as _;
+
 use wirepath_packet::Packet;
 use wirepath_packet::offload::Flags;
 use wirepath_settings::{Flag, Key, WithDefault};
 use wirepath_wire::{EtherType, IpProtocol, L3Type, L4Type, Parser, ipv4, ipv6, tcp};
 
 use super::headers::ETHERNET_LEN;
+use super::report::STAGE;
+use super::stage::{StageState, View};
+use super::tables::Remote;
+use crate::Context;
 
 /// Offset of the flags in a TCP header.
 const FLAGS: usize = 13;
@@ -41,9 +47,28 @@ fn may_be_handshake(frame: &[u8]) -> bool {
     }
 }
 
+impl View<'_> {
+    /// Lowers the MSS in a frame to or from a remote to what the tunnel takes, if its segment has `clamp_mss`.
+    pub(super) fn limit_mss(
+        &self,
+        state: &StageState,
+        context: &mut Context<'_>,
+        packet: &mut Packet,
+        remote: &Remote,
+    ) {
+        let segment = self.layout.segments.get(usize::from(remote.segment));
+        if segment.is_some_and(|segment| segment.clamp_mss) && clamp(packet, &state.parser, remote.max_frame) {
+            context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
+            if let Some(c) = self.layout.counters(remote.segment, state.worker) {
+                c.mss_clamped.add(1);
+            }
+        }
+    }
+}
+
 /// Lowers the MSS of a frame that begins a TCP connection, so that no frame of the connection is longer than
 /// `max_frame`. Returns whether the frame was changed.
-pub(super) fn clamp(packet: &mut Packet, parser: &Parser, max_frame: usize) -> bool {
+fn clamp(packet: &mut Packet, parser: &Parser, max_frame: usize) -> bool {
     let len = packet.len();
     let Ok(layers) = parser.parse_stack(packet.data(), 0, len) else { return false };
     if layers.l4_type() != L4Type::Tcp || layers.is_fragment() {

@@ -201,7 +201,7 @@ fn transport_is_valid(frame: &[u8], at: usize, len: usize, protocol: u8) -> bool
 
 /// True for the first byte of IPv4 addresses that are routed. Networks 0 and 127, groups and reserved addresses are not
 /// (RFC 1812 section 5.3.7).
-const UNICAST: [bool; 256] = {
+pub(super) const UNICAST: [bool; 256] = {
     let mut unicast = [false; 256];
     let mut first = 1;
     while first < 224 {

@@ -7,14 +7,16 @@ use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::fragment::Fragmenter;
 use wirepath_packet::offload::Flags;
-use wirepath_packet::superframe::{Cutter, longest_frame};
+use wirepath_packet::superframe::longest_frame;
 use wirepath_wire::build::{IcmpError, icmp_error, max_icmp_error_len};
 use wirepath_wire::{HeaderOffsets, L3Type, MacAddr, checksum, ipv4};
 
 use super::config::{Discard, SourceCheck};
+use super::fast::UNICAST;
 use super::tables::{Hop, Interface, MAX_LOOKUPS, RouterTag, Unresolved};
 use crate::Context;
 use crate::table::{Key, NO_DESTINATION};
+use crate::tunnel::encap::cut;
 use crate::tunnel::headers::ETHERNET_LEN;
 use crate::tunnel::report::STAGE;
 use crate::tunnel::stage::{Flow, PuntCode, StageState, View};
@@ -149,10 +151,10 @@ impl<'v> View<'v> {
                 let h = layers.ipv4_header(frame).ok_or(DropReason::Truncated)?;
                 let address = |at: usize| Ipv4Addr::new(h[at], h[at + 1], h[at + 2], h[at + 3]);
                 let (src, dst) = (address(12), address(16));
-                if !is_source4(src) {
+                if !is_unicast4(src) {
                     return Err(DropReason::BadSource);
                 }
-                if !is_destination4(dst) {
+                if !is_unicast4(dst) {
                     return Err(DropReason::NotRoutable);
                 }
                 (IpAddr::V4(src), IpAddr::V4(dst))
@@ -304,18 +306,9 @@ impl<'v> View<'v> {
         if !packet.flags().contains(Flags::TX_SEGMENT) {
             return self.send_fragments_of(state, context, remotes, packet, to, flow);
         }
-        let mut cutter = match Cutter::new(packet, None) {
-            Ok(cutter) => cutter,
-            Err((packet, reason)) => return context.drop(packet, reason),
-        };
-        // One of the frames stands for the superframe.
-        context.count_copies(cutter.remaining().saturating_sub(1));
-        while let Some(frame) = cutter.next_frame(&state.pool) {
-            match frame {
-                Ok(frame) => self.send_fragments_of(state, context, remotes, frame, to, flow),
-                Err(reason) => context.count_drops(reason, 1),
-            }
-        }
+        cut(state, context, packet, |state, context, frame| {
+            self.send_fragments_of(state, context, remotes, frame, to, flow);
+        });
     }
 
     fn send_fragments_of(
@@ -489,12 +482,8 @@ fn rewrite(frame: &mut [u8], layers: &HeaderOffsets, dst: MacAddr, src: MacAddr)
     }
 }
 
-/// Returns whether a packet with this source may be routed (RFC 1812 section 5.3.7).
-fn is_source4(ip: Ipv4Addr) -> bool {
-    !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.octets()[0] >= 240 || ip.octets()[0] == 0)
-}
-
-/// Returns whether a packet to this destination may be routed (RFC 1812 sections 4.2.2.11 and 5.3.7).
-fn is_destination4(ip: Ipv4Addr) -> bool {
-    !(ip.is_loopback() || ip.is_multicast() || ip.octets()[0] >= 240 || ip.octets()[0] == 0)
+/// Returns whether packets with this source or destination may be routed: networks 0 and 127, groups and reserved
+/// addresses are not (RFC 1812 sections 4.2.2.11 and 5.3.7).
+fn is_unicast4(ip: Ipv4Addr) -> bool {
+    UNICAST[usize::from(ip.octets()[0])]
 }
