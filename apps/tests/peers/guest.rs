@@ -335,7 +335,9 @@ impl Peer {
     /// Stops the gateway and removes the guest's device. Neither has lost anything.
     fn disconnect(&mut self, cell: &Cell, gateway: Program) -> Summary {
         let summary = gateway.stop();
-        crate::superframes::assert_no_loss(&summary.json);
+        // Solicitations of the host for IPv6 routers have no destination in a segment whose other member is the router.
+        let expected: &[&str] = if cell.is_routed() { &["no_destination"] } else { &[] };
+        crate::superframes::assert_no_loss_but(&summary.json, expected);
         let errors = "cat /sys/class/net/tun0/statistics/rx_errors /sys/class/net/tun0/statistics/tx_errors";
         let errors = self.guest.sh(errors);
         let [received, sent]: [u64; 2] =
