@@ -61,7 +61,7 @@ impl NextHopGroup {
     /// Creates a group of 1 to [`Self::MAX_BUCKETS`] buckets; other numbers are brought into this range. With 64
     /// buckets for each member of equal weight, the parts are exact to 1.6 %.
     ///
-    /// Of several members with one next hop, the first one counts.
+    /// The first one of several members with the same next hop counts.
     pub fn new(buckets: usize, members: &[GroupMember]) -> Self {
         let buckets = vec![NO_ROUTE; buckets.clamp(1, Self::MAX_BUCKETS)].into();
         let mut group = Self { buckets, members: vec![] };

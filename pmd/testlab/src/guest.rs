@@ -15,7 +15,7 @@ use crate::requirements::find_program;
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// Maximum time of a command in [`LinuxGuest::run`].
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
-/// Time after which the guest ends by itself, even if nobody stops it.
+/// Time after which a guest that nobody stops powers off.
 const LIFETIME: Duration = Duration::from_secs(20 * 60);
 /// Memory of the guest in MiB.
 const MEMORY: &str = "512";
