@@ -6,7 +6,7 @@ use wirepath::control_socket::Client;
 use wirepath_testlab::{Background, Namespace, Requirement, eventually, oracle, run, skip_or_fail};
 
 use crate::program::Program;
-use crate::world::{VNI, Variant, WAIT_LIMIT, World, pings, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, pings, remote_address};
 
 /// FRR's daemon (Debian: frr). It has no program in the search path.
 const BFDD: &str = "/usr/lib/frr/bfdd";
@@ -250,7 +250,7 @@ pub(crate) fn a_backup_takes_over(variant: Variant) {
     // Both remotes reach the same host.
     world.remotes[1].ip("addr flush dev vx0");
     world.remotes[1].ip(&format!("addr add {}/24 dev vx0", remote_address(0)));
-    let mac = world.remotes[0].mac("vx0").map(|byte| format!("{byte:02x}")).join(":");
+    let mac = colons(world.remotes[0].mac("vx0"));
     world.remotes[1].ip(&format!("link set vx0 address {mac}"));
     let addresses = [variant.remote(0).to_string(), variant.remote(1).to_string()];
     let [primary, backup] = &addresses;

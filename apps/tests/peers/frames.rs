@@ -1,6 +1,6 @@
 use wirepath_testlab::{FramePort, oracle};
 
-use crate::world::{VNI, Variant, WAIT_LIMIT, World, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, remote_address};
 
 /// Scapy code for the inner frames of both directions: every kind of packet, short and long.
 const INNER: &str = "
@@ -18,10 +18,6 @@ inner = [
 ]
 inner = [bytes(p) + bytes(max(0, 60 - len(p))) for p in inner]
 ";
-
-fn colons(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
 
 /// Checks the packets that the gateway sends into the tunnel: tshark finds no error at any layer, scapy
 /// builds the same bytes, the inner frames are unchanged, and the flow determines the source port.

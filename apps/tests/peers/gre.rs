@@ -1,78 +1,22 @@
 //! The kinds "gretap" and "nvgre" with scapy as the remote and tshark as the checker.
 
-use wirepath_testlab::{FramePort, oracle};
+use wirepath_testlab::oracle;
 
-use crate::world::{Variant, WAIT_LIMIT, World};
+use crate::scapy_remote::{exchange, outgoing, start};
+use crate::world::{Variant, World};
 
-/// Scapy code for the frames inside the tunnel and for a remote.
-fn scapy(world: &World, code: &str) -> Vec<Vec<u8>> {
-    let variant = world.variant;
-    let script = format!(
-        "
-version, remote, vtep = {}, '{}', '{}'
-peer, gw, host = '{}', '{}', '{}'
-E = lambda **f: Ether(**{{'src': '02:00:00:00:10:01', 'dst': host, **f}})
-inner = [
-    E()/ARP(psrc='10.1.0.50', pdst='10.1.0.51'),
-    E()/IP(src='10.1.0.50', dst='10.1.0.51')/UDP(sport=1000, dport=2000)/b'x',
-    E()/IP(src='10.1.0.50', dst='10.1.0.51', tos=0xb8)/TCP(sport=5, dport=6, flags='S')/(b'z' * 1000),
-    E()/IPv6(src='fd00:1::50', dst='fd00:1::51', tc=3)/UDP(sport=7, dport=8)/(b'w' * 333),
-    E(type=0x88b5)/(b'q' * 46),
-]
-inner = [Raw(bytes(p) + bytes(max(0, 60 - len(p)))) for p in inner]
+/// Headers of tunnel packets to the gateway.
+const PREAMBLE: &str = "
 def head(source=None):
     source = source or remote
     return Ether(src=peer, dst=gw)/(IPv6(src=source, dst=vtep, nh=47) if version == 6 else \
         IP(src=source, dst=vtep, proto=47))
-G = lambda **f: GRE(**{{'proto': 0x6558, **f}})
+G = lambda **f: GRE(**{'proto': 0x6558, **f})
 K = lambda key, **f: G(key_present=1, key=key, **f)
-{code}",
-        if variant.ipv6 { 6 } else { 4 },
-        variant.remote(0),
-        variant.vtep(),
-        colons(world.remotes[0].mac("eth0")),
-        colons(world.gateway.mac("wan")),
-        colons(world.hosts[0].mac("eth0")),
-    );
-    let none: [&[u8]; 0] = [];
-    oracle::scapy(&none, &script).frames
-}
+";
 
-fn colons(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// Starts a gateway with a segment of this kind.
-fn start(world: &World, kind: &str, keys: &str) -> crate::program::Program {
-    let remote = world.variant.remote(0);
-    let segment = format!(
-        "[[segment]]\nname = \"blue\"\nkind = \"{kind}\"\nremotes = [\"{remote}\"]\n\
-         ports = [{{ port = \"lan0\" }}]\n{keys}\n"
-    );
-    world.start_with(&(world.ports() + &segment))
-}
-
-/// Sends a frame until it arrives, and returns what arrived. The first ones wait for the gateway.
-fn exchange(from: &FramePort, to: &mut FramePort, frame: &[u8], ends_with: &[u8]) -> Vec<u8> {
-    for _ in 0..40 {
-        from.send(frame).expect("sent");
-        let found = to.receive_where(WAIT_LIMIT / 40, |seen| seen.bytes.ends_with(ends_with));
-        if let Some(found) = found {
-            return found.bytes;
-        }
-    }
-    panic!("the frame does not arrive: {frame:02x?}");
-}
-
-/// Returns the tunnel packets of the gateway for frames to a host behind the remote, which is not known.
-fn outgoing(world: &mut World, kind: &str, keys: &str) -> Vec<Vec<u8>> {
-    let gateway = start(world, kind, keys);
-    let (host, mut wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
-    let frames = scapy(world, "[emit(Ether(bytes.fromhex('020000002009') + bytes(f)[6:])) for f in inner]");
-    let outer: Vec<Vec<u8>> = frames.iter().map(|frame| exchange(&host, &mut wire, frame, frame)).collect();
-    oracle::assert_clean(&outer);
-    gateway.stop();
-    outer
+fn scapy(world: &World, code: &str) -> Vec<Vec<u8>> {
+    crate::scapy_remote::scapy(world, PREAMBLE, code)
 }
 
 /// Packets that the gateway sends have no error for tshark, the expected header, and the frame unchanged.
@@ -81,7 +25,7 @@ pub(crate) fn gretap_out(variant: Variant) {
     world.plug_remote();
     let all = "vni = 0xfedcba98\ngre = { checksum = true, sequence = true }";
     for (keys, flags, key) in [("", "0x0000", ""), ("vni = 7", "0x2000", "0x00000007"), (all, "0xb000", "0xfedcba98")] {
-        let outer = outgoing(&mut world, "gretap", keys);
+        let outer = outgoing(&world, "gretap", keys);
         let names = ["gre.flags_and_version", "gre.proto", "gre.key", "gre.checksum.status", "gre.sequence_number"];
         let mut last = None;
         for row in oracle::fields(&outer, &names) {
@@ -157,7 +101,7 @@ pub(crate) fn nvgre(variant: Variant) {
     let mut world = World::new(variant, 1, 0, 1500);
     world.plug_remote();
     let mut flows = Vec::new();
-    for row in oracle::fields(&outgoing(&mut world, "nvgre", "vni = 0x123456"), &["gre.flags_and_version", "gre.key"]) {
+    for row in oracle::fields(&outgoing(&world, "nvgre", "vni = 0x123456"), &["gre.flags_and_version", "gre.key"]) {
         assert_eq!((row[0].as_str(), &row[1][..8]), ("0x2000", "0x123456"), "{row:?}");
         flows.push(row[1].clone());
     }

@@ -30,6 +30,7 @@ mod program;
 mod reload;
 mod routing;
 mod rules;
+mod scapy_remote;
 mod segments;
 mod superframes;
 mod tcp;

@@ -1,6 +1,6 @@
 use wirepath_testlab::oracle;
 
-use crate::world::{Variant, World, pings, remote_address};
+use crate::world::{Variant, World, colons, pings, remote_address};
 
 /// Malformed frames from both sides: truncated at every length, with flipped bits, wrong lengths, overlapping
 /// fragments, endless header chains, nested tunnels, and random bytes. The gateway survives, counts the drops
@@ -63,8 +63,8 @@ emit(Ether(src=peer, dst=gw)/IPv6(src='fe80::1', dst=vtep if version == 6 else '
             tgt='::')/Raw(b'\\1\\0' * 20))
 emit(Ether(src=peer, dst=gw)/IPv6(src='fe80::1', dst='ff02::1', hlim=1)/ICMPv6ND_NA(tgt='ff02::1')/Raw(b'\\2\\0'))
 ",
-        wan.map(|b| format!("{b:02x}")).join(":"),
-        peer.map(|b| format!("{b:02x}")).join(":"),
+        colons(wan),
+        colons(peer),
         if variant.ipv6 { 6 } else { 4 },
         variant.remote(0),
         variant.vtep(),

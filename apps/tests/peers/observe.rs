@@ -7,7 +7,7 @@ use wirepath::cli::Stop;
 use wirepath::control_socket::Client;
 use wirepath_testlab::{Namespace, eventually, oracle};
 
-use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
 /// Frames with an unknown VNI that a test sends.
 const STRANGE: usize = 20;
@@ -98,7 +98,7 @@ pub(crate) fn traces_and_captures_tell_the_truth(variant: Variant) {
 }
 
 fn mac(namespace: &Namespace, device: &str) -> String {
-    namespace.mac(device).map(|byte| format!("{byte:02x}")).join(":")
+    colons(namespace.mac(device))
 }
 
 /// Checks the only end of a trace, and parts of its text in their order.

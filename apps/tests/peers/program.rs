@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Background, Namespace, Outcome};
 
-use crate::world::device_of;
+use crate::world::{colons, device_of};
 
 /// Maximum time for a program to stop.
 const STOPPING: Duration = Duration::from_secs(30);
@@ -137,7 +137,7 @@ fn nics(namespace: &Namespace, folder: &TempDir, config: &str, faults: &str) -> 
         let value = |key: &str| port.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
         let Some(kind) = value("driver = \"").and_then(device_of) else { continue };
         let device = value("device = \"").expect("a port names its device");
-        let mac = namespace.mac(device).map(|byte| format!("{byte:02x}")).join(":");
+        let mac = colons(namespace.mac(device));
         topology +=
             &format!("[[device]]\nkind = '{kind}'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
         topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");

@@ -9,7 +9,7 @@
 use wirepath_testlab::{Namespace, eventually, oracle};
 
 use crate::program::Program;
-use crate::world::{Variant, WAIT_LIMIT, World, pings};
+use crate::world::{Variant, WAIT_LIMIT, World, colons, pings};
 
 /// Ethernet address of the gateway's routers.
 const ROUTER: &str = "02:00:5e:00:00:01";
@@ -56,7 +56,7 @@ fn start(world: &World) -> Program {
     remote.ip("-6 rule add from fd04::/64 lookup 900");
     remote.sysctl("net/ipv4/conf/all/rp_filter", "0");
     remote.sysctl("net/ipv4/conf/vx900/rp_filter", "0");
-    let far = remote.mac("vx900").map(|byte| format!("{byte:02x}")).join(":");
+    let far = colons(remote.mac("vx900"));
     let segment = |name: &str, keys: &str, n: u32| {
         format!(
             "[[segment]]\nname = \"{name}\"\naddresses = [\"10.{n}.0.1/24\", \"fd0{n}::1/64\"]\n\

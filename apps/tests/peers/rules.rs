@@ -7,7 +7,7 @@ use wirepath_testlab::{FramePort, Lab, Requirement, eventually, oracle, require}
 
 use crate::l2fwd::{Star, address, star};
 use crate::program::{Program, Summary};
-use crate::world::{L2FWD, VNI, Variant, WAIT_LIMIT, World, host_address, pings};
+use crate::world::{L2FWD, VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings};
 
 /// Address of the forwarding machine in its own kernel.
 fn own(variant: Variant) -> &'static str {
@@ -259,8 +259,7 @@ pub(crate) fn gateway_list(variant: Variant) {
     let mut program = world.start_with(&(world.ports() + &segment + &rules));
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     world.wait_for(&mut program, host, &crate::world::remote_address(0));
-    let address = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let (here, there) = (address(host.mac("eth0")), address(remote.mac("vx0")));
+    let (here, there) = (colons(host.mac("eth0")), colons(remote.mac("vx0")));
     let mut script = String::new();
     for (from, to, source, destination) in [
         (&there, &here, crate::world::remote_address(0), host_address(0)),

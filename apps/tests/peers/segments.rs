@@ -5,7 +5,7 @@ use std::time::Duration;
 use wirepath_testlab::{FramePort, Namespace, eventually};
 
 use crate::program::Summary;
-use crate::world::{VNI, Variant, WAIT_LIMIT, World, ethernet, host_address, pings, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, ethernet, host_address, pings, remote_address};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 const MOVING: [u8; 6] = [2, 0, 0, 0, 0xaa, 1];
@@ -143,7 +143,7 @@ pub(crate) fn isolated_hosts_reach_remotes(variant: Variant) {
     world.wait_for(&mut gateway, &world.hosts[2], &host_address(1));
     assert!(!pings(&world.hosts[0], &host_address(1), 56, 1), "not even ARP passes");
     // With a fixed neighbour entry, unicast frames do not pass either.
-    let mac = world.hosts[1].mac("eth0").map(|byte| format!("{byte:02x}")).join(":");
+    let mac = colons(world.hosts[1].mac("eth0"));
     world.hosts[0].ip(&format!("neigh replace {} lladdr {mac} dev eth0", host_address(1)));
     assert!(!pings(&world.hosts[0], &host_address(1), 56, 1));
     let summary = gateway.stop();
@@ -172,7 +172,7 @@ pub(crate) fn requests_are_answered(variant: Variant) {
     }
     // The gateway has seen the replies. Now neither remote sees a request of a host that asks anew.
     let mac = remote.mac("vx0");
-    let hardware = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let hardware = colons(mac);
     let mut others = [world.remotes[1].frames("vx0"), remote.frames("vx0"), world.hosts[1].frames("eth0")];
     for target in [&remote_address(0), "fd01::65"] {
         // The control thread has learned the address when the first request is answered.
@@ -201,7 +201,7 @@ pub(crate) fn requests_are_answered(variant: Variant) {
     remote.ip(&format!("addr del {}/24 dev vx0", remote_address(0)));
     world.remotes[1].ip(&format!("addr add {}/24 dev vx0", remote_address(0)));
     announce(&world.remotes[1], &remote_address(0));
-    let moved = world.remotes[1].mac("vx0").map(|byte| format!("{byte:02x}")).join(":");
+    let moved = colons(world.remotes[1].mac("vx0"));
     let followed = eventually(WAIT_LIMIT, || {
         host.ip("neigh flush all");
         pings(host, &remote_address(0), 56, 1)

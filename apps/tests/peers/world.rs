@@ -119,6 +119,11 @@ impl Variant {
     }
 }
 
+/// Returns an Ethernet address as Linux and scapy write it.
+pub(crate) fn colons(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// Addresses of the hosts and remotes inside the overlay.
 pub(crate) fn host_address(n: usize) -> String {
     format!("10.1.0.{}", 1 + n)

@@ -1,0 +1,69 @@
+//! Scapy as the remote of tunnels with Ethernet frames: packets for both directions, and their exchange.
+
+use wirepath_testlab::{FramePort, oracle};
+
+use crate::program::Program;
+use crate::world::{WAIT_LIMIT, World, colons};
+
+/// Runs scapy code that emits frames. Before it come the frames `inner`, the names of all ends, and `preamble` with the
+/// headers of a kind of tunnels.
+pub(crate) fn scapy(world: &World, preamble: &str, code: &str) -> Vec<Vec<u8>> {
+    let variant = world.variant;
+    let script = format!(
+        "
+version, remote, vtep = {}, '{}', '{}'
+peer, gw, host = '{}', '{}', '{}'
+E = lambda **f: Ether(**{{'src': '02:00:00:00:10:01', 'dst': host, **f}})
+inner = [
+    E()/ARP(psrc='10.1.0.50', pdst='10.1.0.51'),
+    E()/IP(src='10.1.0.50', dst='10.1.0.51')/UDP(sport=1000, dport=2000)/b'x',
+    E()/IP(src='10.1.0.50', dst='10.1.0.51', tos=0xb8)/TCP(sport=5, dport=6, flags='S')/(b'z' * 1000),
+    E()/IPv6(src='fd00:1::50', dst='fd00:1::51', tc=3)/UDP(sport=7, dport=8)/(b'w' * 333),
+    E(type=0x88b5)/(b'q' * 46),
+]
+inner = [Raw(bytes(p) + bytes(max(0, 60 - len(p)))) for p in inner]
+{preamble}
+{code}",
+        if variant.ipv6 { 6 } else { 4 },
+        variant.remote(0),
+        variant.vtep(),
+        colons(world.remotes[0].mac("eth0")),
+        colons(world.gateway.mac("wan")),
+        colons(world.hosts[0].mac("eth0")),
+    );
+    let none: [&[u8]; 0] = [];
+    oracle::scapy(&none, &script).frames
+}
+
+/// Starts a gateway with a segment of this kind.
+pub(crate) fn start(world: &World, kind: &str, keys: &str) -> Program {
+    let remote = world.variant.remote(0);
+    let segment = format!(
+        "[[segment]]\nname = \"blue\"\nkind = \"{kind}\"\nremotes = [\"{remote}\"]\n\
+         ports = [{{ port = \"lan0\" }}]\n{keys}\n"
+    );
+    world.start_with(&(world.ports() + &segment))
+}
+
+/// Sends a frame until it arrives, and returns what arrived. The first ones wait for the gateway.
+pub(crate) fn exchange(from: &FramePort, to: &mut FramePort, frame: &[u8], ends_with: &[u8]) -> Vec<u8> {
+    for _ in 0..40 {
+        from.send(frame).expect("sent");
+        let found = to.receive_where(WAIT_LIMIT / 40, |seen| seen.bytes.ends_with(ends_with));
+        if let Some(found) = found {
+            return found.bytes;
+        }
+    }
+    panic!("the frame does not arrive: {frame:02x?}");
+}
+
+/// Returns the tunnel packets of the gateway for frames to a host behind the remote, which is not known.
+pub(crate) fn outgoing(world: &World, kind: &str, keys: &str) -> Vec<Vec<u8>> {
+    let gateway = start(world, kind, keys);
+    let (host, mut wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
+    let frames = scapy(world, "", "[emit(Ether(bytes.fromhex('020000002009') + bytes(f)[6:])) for f in inner]");
+    let outer: Vec<Vec<u8>> = frames.iter().map(|frame| exchange(&host, &mut wire, frame, frame)).collect();
+    oracle::assert_clean(&outer);
+    gateway.stop();
+    outer
+}
