@@ -493,7 +493,7 @@ impl TxDriver for FaultyTx {
         Some(self.inner.in_flight()?.saturating_add((self.line.len() + self.outgoing.len()) as u32))
     }
 
-    fn segments(&self, packet: &Packet) -> bool {
+    fn segments(&self, packet: &Packet) -> Option<bool> {
         self.inner.segments(packet)
     }
 

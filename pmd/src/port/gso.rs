@@ -55,8 +55,11 @@ impl SoftwareGso {
 
     /// Returns whether the packet must be cut before the driver gets it. Else its header lengths are right.
     fn must_cut(&self, driver: &dyn TxDriver, packet: &mut Packet) -> bool {
-        if !packet.flags().contains(Flags::TX_SEGMENT) || driver.segments(packet) {
+        if !packet.flags().contains(Flags::TX_SEGMENT) {
             return false;
+        }
+        if let Some(segments) = driver.segments(packet) {
+            return !segments;
         }
         // Every NIC segments TCP outside tunnels and without ECN marking.
         let Some(parsed) = superframe::parse(packet, None).filter(|_| self.device_segments) else { return true };

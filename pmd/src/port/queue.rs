@@ -61,12 +61,12 @@ pub trait TxDriver: Send {
         None
     }
 
-    /// Returns true if the queue sends this packet, which has [`wirepath_packet::offload::Flags::TX_SEGMENT`], and
-    /// segments it or has it segmented. The port segments others in software, except for plain TCP if the device has
-    /// [`super::Offloads::TX_SEGMENT`].
-    fn segments(&self, packet: &Packet) -> bool {
+    /// Returns whether the queue sends this packet, which has [`wirepath_packet::offload::Flags::TX_SEGMENT`], and
+    /// segments it or has it segmented. The port segments all others in software. `None`: the device segments plain
+    /// TCP if it has [`super::Offloads::TX_SEGMENT`], and nothing else.
+    fn segments(&self, packet: &Packet) -> Option<bool> {
         let _ = packet;
-        false
+        None
     }
 
     /// Counts the packets that the device accepted and will never send, because it is gone.

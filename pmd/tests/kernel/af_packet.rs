@@ -143,6 +143,90 @@ fn the_kernel_cuts_superframes_of_all_kinds_as_they_were() {
     assert_eq!(pool.outstanding(), 0);
 }
 
+/// Collects the frames that the peer of [`send_joined`] gets, with those that a device would make of superframes, until
+/// there are `count`. Returns them, and the number of superframes.
+fn collect_frames(from: &mut StartedPort, to: &mut StartedPort, pool: &Pool, count: usize) -> (Vec<Vec<u8>>, usize) {
+    let (mut got, mut whole, mut batch) = (Vec::new(), 0, Batch::new());
+    eventually(TIMEOUT, || {
+        to.rx[0].receive(&mut batch);
+        let all = batch.len();
+        batch.drain_front(all, |packet| {
+            if packet.data()[6..12] != SENDER {
+                return;
+            }
+            if !packet.flags().contains(Flags::TX_SEGMENT) {
+                return got.push(common::bytes(&packet));
+            }
+            whole += 1;
+            let mut cutter = Cutter::new(packet, None).unwrap();
+            while let Some(frame) = cutter.next_frame(pool) {
+                got.push(common::bytes(&frame.unwrap()));
+            }
+        });
+        from.tx[0].reclaim();
+        got.len() >= count
+    });
+    (got, whole)
+}
+
+/// The kernel drops superframes that the device does not segment, because the port bypasses the queueing discipline.
+#[test]
+fn devices_with_a_qdisc_get_what_they_segment() {
+    require!(all Requirement::LAB, Requirement::Scapy, Requirement::Program("ethtool"));
+    let frames: Vec<Vec<u8>> = streams().into_iter().take(2 * FRAMES).collect();
+    // The device's settings, the marks of the superframes, and how many of the two arrive whole: IPv4 and IPv6.
+    for (features, gso_max_size, cwr, vlan, expected) in [
+        ("tso on", "65536", false, None, 2),
+        ("tx-tcp6-segmentation off", "65536", false, None, 1),
+        ("tx-tcp-ecn-segmentation off", "65536", false, None, 2),
+        ("tx-tcp-ecn-segmentation off", "65536", true, None, 0),
+        ("tso on", "65536", true, None, 2),
+        ("tso on", "5000", false, None, 0),
+        ("tso on", "65536", false, Some(7), 0),
+        ("tso off", "65536", false, None, 0),
+    ] {
+        let Pair { dut, peer, pool, .. } = &Pair::new("qdisc", 1500, 1);
+        dut.run(&[&["ethtool", "-K", "eth0"][..], &features.split(' ').collect::<Vec<_>>()].concat()).expect();
+        dut.run(&["ip", "link", "set", "eth0", "gso_max_size", gso_max_size]).expect();
+        dut.run(&["tc", "qdisc", "add", "dev", "eth0", "root", "pfifo"]).expect();
+        let mut from = dut.inside(|| common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool)).unwrap();
+        from.port.segment_superframes();
+        let mut to = peer.inside(|| common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool)).unwrap();
+        for frames in frames.chunks(FRAMES) {
+            let mut batch: Batch = frames.iter().map(|frame| packet(pool, frame)).collect();
+            Gro::new().join(&mut batch, 0);
+            for packet in batch.iter_mut() {
+                let flags = if packet.data()[12] == 0x08 { 14 + 20 + 13 } else { 14 + 40 + 13 };
+                packet.data_mut()[flags] |= u8::from(cwr) << 7;
+                if let Some(id) = vlan {
+                    packet.set_vlan(id);
+                }
+            }
+            from.tx[0].transmit(&mut batch);
+            assert!(batch.is_empty());
+        }
+        let (got, whole) = collect_frames(&mut from, &mut to, pool, frames.len());
+        let name = format!("{features}, gso_max_size {gso_max_size}, CWR {cwr}, VLAN {vlan:?}");
+        assert_eq!((got.len(), from.port.tx_statistics()[0].drops.clone()), (frames.len(), vec![]), "{name}");
+        assert_eq!(whole, expected, "{name}");
+        for (i, (got, want)) in got.iter().zip(&frames).enumerate() {
+            let got = if vlan.is_some() && got[12..14] == [0x81, 0] {
+                [&got[..12], &got[16..]].concat()
+            } else {
+                got.clone()
+            };
+            let l4 = if want[12] == 0x08 { 34 } else { 54 };
+            assert_eq!(got[l4 + 13] & 0x80 != 0, cwr && i % FRAMES == 0, "{name}, frame {i}: only the first has CWR");
+            // The checksum covers the flags.
+            let rest = |frame: &[u8]| [&frame[..l4 + 13], &frame[l4 + 14..l4 + 16], &frame[l4 + 18..]].concat();
+            assert_eq!(rest(&got), rest(want), "{name}, frame {i}");
+        }
+        from.port.stop(from.rx, from.tx).unwrap();
+        to.port.stop(to.rx, to.tx).unwrap();
+        assert_eq!(pool.outstanding(), 0, "{name}");
+    }
+}
+
 #[test]
 fn superframes_of_all_kinds_reach_every_kind_of_port() {
     require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
@@ -157,26 +241,7 @@ fn superframes_of_all_kinds_reach_every_kind_of_port() {
         let mut from = dut.inside(|| common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool)).unwrap();
         let mut to = peer.inside(|| common::start(receiver, pool)).unwrap();
         let sent = send_joined(&mut from, pool, &frames);
-        let (mut got, mut whole, mut batch) = (Vec::new(), 0, Batch::new());
-        eventually(TIMEOUT, || {
-            to.rx[0].receive(&mut batch);
-            let all = batch.len();
-            batch.drain_front(all, |packet| {
-                if packet.data()[6..12] != SENDER {
-                    return;
-                }
-                if !packet.flags().contains(Flags::TX_SEGMENT) {
-                    return got.push(common::bytes(&packet));
-                }
-                whole += 1;
-                let mut cutter = Cutter::new(packet, None).unwrap();
-                while let Some(frame) = cutter.next_frame(pool) {
-                    got.push(common::bytes(&frame.unwrap()));
-                }
-            });
-            from.tx[0].reclaim();
-            got.len() >= frames.len()
-        });
+        let (got, whole) = collect_frames(&mut from, &mut to, pool, frames.len());
         assert_eq!((got.len(), from.port.tx_statistics()[0].drops.clone()), (frames.len(), vec![]), "{receiver}");
         for (i, (got, want)) in got.iter().zip(&frames).enumerate() {
             assert!(got == want, "{receiver}, frame {i}:\n{got:02x?}\n{want:02x?}");

@@ -35,7 +35,7 @@ use tx::{Sender, Sockets};
 
 use super::common::assembler::{Assembler, Register};
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
-use super::common::ethtool;
+use super::common::ethtool::{self, TcpSegmentation};
 use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
@@ -204,14 +204,14 @@ impl Options {
             loaded.map_or_else(|error| drop_program_error(&self.device, error).map(drop), |_| Ok(()))?;
         }
         let (link_probe, link_monitor) = watch_interface(&interface)?;
-        let segments_tcp = segments_tcp(&interface);
+        let tcp = tcp_segmentation(&interface);
         Ok(AfPacketDevice {
             options: self,
             namespace: Namespace::current(),
             interface,
             link_probe,
             link_monitor,
-            segments_tcp,
+            tcp,
             running: None,
             totals: Totals::default(),
         })
@@ -225,9 +225,13 @@ fn watch_interface(interface: &Interface) -> Result<(Arc<LinkProbe>, LinkMonitor
     Ok((Arc::new(LinkProbe::new(interface.index).map_err(watching)?), link_monitor))
 }
 
-/// Returns whether plain TCP superframes can be sent through the interface ([`tx`]).
-fn segments_tcp(interface: &Interface) -> bool {
-    interface.is_noqueue || ethtool::segments_tcp(&interface.name).unwrap_or(false)
+/// Returns which TCP superframes outside tunnels can be sent through the interface ([`tx`]). The kernel segments all of
+/// them where no queueing discipline has to be bypassed.
+fn tcp_segmentation(interface: &Interface) -> TcpSegmentation {
+    if interface.is_noqueue {
+        return TcpSegmentation { ipv4: true, ipv6: true, ecn: true };
+    }
+    ethtool::tcp_segmentation(&interface.name).unwrap_or_default()
 }
 
 /// Loads the program that drops the frames behind the tap.
@@ -288,8 +292,8 @@ struct AfPacketDevice {
     interface: Interface,
     link_probe: Arc<LinkProbe>,
     link_monitor: LinkMonitor,
-    /// The device or the kernel segments plain TCP superframes that a queue sends.
-    segments_tcp: bool,
+    /// TCP superframes outside tunnels that the device or the kernel segments.
+    tcp: TcpSegmentation,
     running: Option<Running>,
     totals: Totals,
 }
@@ -388,7 +392,8 @@ impl AfPacketDevice {
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
         }
         let max_frame = usize::from(config.mtu) + HEADERS;
-        let sockets = Sockets { plain: socket, superframes, tunnels, segments_tcp: self.segments_tcp };
+        let sockets =
+            Sockets { plain: socket, superframes, tunnels, tcp: self.tcp, gso_limits: self.interface.gso_limits };
         Ok(Sender::new(sockets, Arc::clone(&self.link_probe), max_frame))
     }
 
@@ -399,7 +404,7 @@ impl AfPacketDevice {
         let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
         self.totals.interface = self.totals.interface.plus(dropped);
-        self.segments_tcp = segments_tcp(&self.interface);
+        self.tcp = tcp_segmentation(&self.interface);
         check_mtu(NAME, &self.interface, config.mtu)?;
         let blocks = blocks_for(config.depth);
         let receivers = self.receivers(config, blocks)?;
@@ -484,7 +489,7 @@ impl Device for AfPacketDevice {
             max_tx_queues: MAX_QUEUES,
             offloads: {
                 let received = if whole { Offloads::RX_SUPERFRAMES } else { Offloads::NONE };
-                let sent = if self.segments_tcp { Offloads::TX_SEGMENT } else { Offloads::NONE };
+                let sent = if self.tcp.ipv4 { Offloads::TX_SEGMENT } else { Offloads::NONE };
                 OFFLOADS.with(received).with(sent)
             },
             max_tx_segments: 1024,

@@ -10,7 +10,7 @@
 //!
 //! Frames bypass the queueing discipline. On that way the kernel drops superframes that the device does not segment
 //! (`__dev_direct_xmit` in net/core/dev.c). So superframes take the usual way, if there is no queueing discipline that
-//! could change the order. Else only plain TCP superframes go out whole, to a device that segments them.
+//! could change the order. Else only those go out whole that the device segments.
 
 use std::any::Any;
 use std::io;
@@ -21,6 +21,8 @@ use std::sync::Arc;
 use super::socket::Socket;
 use super::tunnel_gso;
 use crate::drivers::kernel::common::datagrams::{self, Part};
+use crate::drivers::kernel::common::ethtool::TcpSegmentation;
+use crate::drivers::kernel::common::link::GsoLimits;
 use crate::drivers::kernel::common::link_probe::LinkProbe;
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 use crate::drivers::sw_offload;
@@ -29,7 +31,8 @@ use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, superframe};
-use wirepath_wire::L4Type;
+use wirepath_wire::tcp::flags::CWR;
+use wirepath_wire::{HeaderOffsets, L3Type, L4Type};
 
 /// Messages of one burst. A superframe in a tunnel takes one or two.
 const MESSAGES: usize = 2 * BATCH;
@@ -39,6 +42,8 @@ const SEGMENTS: usize = 4096;
 const MAX_SEGMENTS: usize = 1024;
 /// Bytes for headers of tunnel packets in one burst.
 const SCRATCH: usize = 128 << 10;
+/// Calls after which a superframe that the kernel refuses is dropped.
+const REFUSALS: u32 = 1000;
 /// Bytes of an Ethernet header. The kernel refuses shorter frames.
 const ETHERNET: usize = 14;
 /// `virtio_net_hdr` of a complete frame.
@@ -52,8 +57,30 @@ pub(super) struct Sockets {
     pub(super) superframes: Option<Socket>,
     /// Sends superframes in tunnels, which [`tunnel_gso`] describes to the kernel.
     pub(super) tunnels: Option<Socket>,
-    /// The device or the kernel segments plain TCP.
-    pub(super) segments_tcp: bool,
+    /// Superframes outside tunnels that the device or the kernel segments.
+    pub(super) tcp: TcpSegmentation,
+    pub(super) gso_limits: GsoLimits,
+}
+
+impl Sockets {
+    /// Returns whether a TCP superframe outside a tunnel can be sent whole. The plain socket drops one that the device
+    /// does not segment (`netif_skb_features` in net/core/dev.c).
+    fn segments_tcp(&self, packet: &Packet, layers: &HeaderOffsets) -> bool {
+        let is_taken = match layers.l3_type() {
+            L3Type::Ipv4 => self.tcp.ipv4,
+            L3Type::Ipv6 => self.tcp.ipv6,
+            _ => false,
+        };
+        let is_ecn = superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
+        if layers.l4_type() != L4Type::Tcp || !is_taken || is_ecn && !self.tcp.ecn {
+            return false;
+        }
+        let GsoLimits { size, segments } = self.gso_limits;
+        let payload = packet.len().saturating_sub(layers.payload());
+        // A device may segment fewer kinds of tagged frames.
+        let is_plain = layers.l3() == ETHERNET && packet.vlan().is_none() && packet.len() < size;
+        self.superframes.is_some() || is_plain && payload.div_ceil(usize::from(packet.mss()).max(1)) <= segments
+    }
 }
 
 /// Socket that a frame goes through.
@@ -74,6 +101,8 @@ pub(super) struct Sender {
     cuts_datagrams: bool,
     burst: Box<Burst>,
     scratch: Box<[u8]>,
+    /// Calls since the kernel refused the superframe in front for the first time.
+    refusals: u32,
     counters: Arc<QueueCounters>,
 }
 
@@ -145,7 +174,7 @@ impl Sender {
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         let counters = Arc::default();
         let cuts_datagrams = sockets.superframes.is_some();
-        Self { sockets, link_probe, max_frame, cuts_datagrams, burst, scratch, counters }
+        Self { sockets, link_probe, max_frame, cuts_datagrams, burst, scratch, refusals: 0, counters }
     }
 
     /// Fills messages for packets from the front of the batch that go through one socket, as many as fit. Returns
@@ -216,8 +245,14 @@ impl TxDriver for Sender {
             // in `scratch`, which live until after the call.
             let rc = unsafe { libc::sendmmsg(fd, self.burst.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
             if let Ok(taken @ 1..) = usize::try_from(rc) {
+                self.refusals = 0;
                 // A superframe whose last message is left over is sent again as a whole: TCP ignores what it has.
                 let taken = usize::from(self.burst.packets[taken.min(n) - 1]);
+                if taken == 0 {
+                    // The kernel may refuse the rest each time.
+                    self.drop_front(batch, 1, DropReason::TxError);
+                    continue;
+                }
                 self.counters.packets.add(taken as u64);
                 self.counters.bytes.add(bytes_of(&batch.as_slice()[..taken]));
                 batch.free_front(taken);
@@ -227,10 +262,19 @@ impl TxDriver for Sender {
             // The error concerns the first packet. After a partial send the kernel returns the count, and the
             // error with the next call.
             let all = batch.len();
+            let is_superframe = batch.as_slice().first().is_some_and(|it| it.flags().contains(Flags::TX_SEGMENT));
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
+                // A full queue and a device that does not segment the packet return the same error.
+                Some(libc::ENOBUFS) if is_superframe && self.refusals >= REFUSALS && self.link_probe.is_up() => {
+                    self.refusals = 0;
+                    self.drop_front(batch, 1, DropReason::KernelOffload);
+                }
                 // A device without carrier returns these errors too.
-                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if self.link_probe.is_up() => break,
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if self.link_probe.is_up() => {
+                    self.refusals = if is_superframe { self.refusals + 1 } else { 0 };
+                    break;
+                }
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if self.link_probe.exists() => {
                     self.drop_front(batch, all, DropReason::LinkDown);
                 }
@@ -254,15 +298,15 @@ impl TxDriver for Sender {
         }
     }
 
-    fn segments(&self, packet: &Packet) -> bool {
-        let Some(parsed) = superframe::parse(packet, None) else { return false };
-        match parsed.inner() {
-            None => parsed.outer().l4_type() == L4Type::Tcp && self.sockets.segments_tcp,
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        let Some(parsed) = superframe::parse(packet, None) else { return Some(false) };
+        Some(match parsed.inner() {
+            None => self.sockets.segments_tcp(packet, parsed.outer()),
             Some(_) => {
                 (self.sockets.tunnels.is_some() && tunnel_gso::fits(packet, &parsed))
                     || (self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS))
             }
-        }
+        })
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

@@ -18,8 +18,11 @@ const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
 const IFLA_CARRIER: u16 = 33;
+const IFLA_GSO_MAX_SEGS: u16 = 40;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
 const IFLA_XDP: u16 = 43;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
+const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_XDP_PROG_ID: u16 = 4;
 
@@ -71,6 +74,33 @@ pub(crate) struct Interface {
     pub(crate) is_veth: bool,
     /// True if frames do not wait in a queueing discipline (tc(8), `noqueue`).
     pub(crate) is_noqueue: bool,
+    /// Limits of superframes that the device segments.
+    pub(crate) gso_limits: GsoLimits,
+}
+
+/// Limits of superframes (ip-link(8), `gso_max_size` and `gso_max_segs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GsoLimits {
+    /// Length that a superframe with its Ethernet header does not reach, in bytes.
+    pub(crate) size: usize,
+    /// Most frames of one superframe.
+    pub(crate) segments: usize,
+}
+
+impl Default for GsoLimits {
+    /// Returns the limits of the kernel for devices without own ones (`GSO_LEGACY_MAX_SIZE`, `GSO_MAX_SEGS`).
+    fn default() -> Self {
+        Self { size: 65_536, segments: 65_535 }
+    }
+}
+
+impl GsoLimits {
+    fn read(attributes: Attributes<'_>) -> Self {
+        let number = |kind| attributes.find(kind).and_then(|value| read_u32(value, 0)).map(|value| value as usize);
+        let all = Self::default();
+        let size = [IFLA_GSO_MAX_SIZE, IFLA_GSO_IPV4_MAX_SIZE].into_iter().filter_map(number).min();
+        Self { size: size.unwrap_or(all.size), segments: number(IFLA_GSO_MAX_SEGS).unwrap_or(all.segments) }
+    }
 }
 
 /// A TAP interface as `RTM_GETLINK` reports it (Linux 4.16).
@@ -239,6 +269,7 @@ impl Interface {
                 .map(read_string)
                 .is_some_and(|name| name == "noqueue" || is_veth && name == "noop"),
             is_veth,
+            gso_limits: GsoLimits::read(attributes),
         })
     }
 

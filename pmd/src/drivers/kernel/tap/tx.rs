@@ -155,12 +155,12 @@ impl TxDriver for Sender {
         if any { self.counters.bursts.add(1) } else { self.counters.empty.add(1) }
     }
 
-    fn segments(&self, packet: &Packet) -> bool {
-        let Some(parsed) = superframe::parse(packet, None) else { return false };
-        match parsed.inner() {
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        let Some(parsed) = superframe::parse(packet, None) else { return Some(false) };
+        Some(match parsed.inner() {
             None => parsed.outer().l4_type() == L4Type::Tcp,
             Some(inner) => self.tunnel && parsed.outer().l4_type() == L4Type::Udp && inner.l4_type() == L4Type::Tcp,
-        }
+        })
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {
