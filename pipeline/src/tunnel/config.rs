@@ -869,6 +869,10 @@ impl Reader<'_> {
 fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result<Option<u32>> {
     // The range of the kind, which may be wider than that of the key.
     let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
+    if vni.is_some() && kind.max_id == 0 {
+        let message = format!("found in a segment of kind \"{}\", whose packets have no identifier", kind.name);
+        return Err(table.error_in(&VNI, message));
+    }
     if vni.is_none() && kind.needs_id && !is_local && !table.has_error(&VNI) {
         let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));

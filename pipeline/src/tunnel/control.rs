@@ -411,12 +411,15 @@ impl GatewayControl {
         for (segment, place) in self.config.segments.iter().zip(&self.places.segments) {
             // The router has the address of the underlay port.
             if segment.router.as_ref().is_some_and(|router| router.mac.is_none())
-                && let Some(segment) = layout.segments.get_mut(usize::from(place.index))
-                && let Some(router) = &mut segment.router
+                && let Some(published) = layout.segments.get_mut(usize::from(place.index))
+                && let Some(router) = &mut published.router
             {
                 router.mac = mac;
-                self.fdb.remove(Key::new(place.index, old));
-                self.fdb.insert_static(Key::new(place.index, mac), Destination::Router.pack());
+                // No frame of a layer-3 tunnel is addressed to its router.
+                if !segment.is_routed_tunnel() {
+                    self.fdb.remove(Key::new(place.index, old));
+                    self.fdb.insert_static(Key::new(place.index, mac), Destination::Router.pack());
+                }
                 self.router.set_mac(place.index, mac);
             }
         }
@@ -535,9 +538,7 @@ impl GatewayControl {
             Flow::from_frame(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
         match encapsulate(&mut packet, template, underlay, flow, sequence) {
             Ok(()) => {
-                if let Some(counters) = self.layout.counters(*segment, self.workers) {
-                    counters.overlay_tx.add(1, len);
-                }
+                self.layout.count_overlay_tx(*segment, self.workers, 1, len);
                 plane.send(underlay.port, packet);
             }
             Err(reason) => plane.drop(packet, reason),

@@ -466,8 +466,8 @@ impl View<'_> {
         }
         match &remote.next_hop {
             NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
+                self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
                 if let Some(c) = self.layout.counters(remote.segment, state.worker) {
-                    c.overlay_tx.add(1, len);
                     c.nic_encapsulated.add(1);
                 }
                 context.send(self.layout.underlay.port, packet);
@@ -478,9 +478,7 @@ impl View<'_> {
             NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _) => {
                 match encapsulate(&mut packet, template, &self.layout.underlay, flow, &remote.sequence) {
                     Ok(()) => {
-                        if let Some(c) = self.layout.counters(remote.segment, state.worker) {
-                            c.overlay_tx.add(1, len);
-                        }
+                        self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
                         context.send(self.layout.underlay.port, packet);
                     }
                     Err(reason) => context.drop(packet, reason),

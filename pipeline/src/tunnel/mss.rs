@@ -57,7 +57,9 @@ impl View<'_> {
         remote: &Remote,
     ) {
         let segment = self.layout.segments.get(usize::from(remote.segment));
-        if segment.is_some_and(|segment| segment.clamp_mss) && clamp(packet, &state.parser, remote.max_frame) {
+        let Some(segment) = segment.filter(|segment| segment.clamp_mss) else { return };
+        let mtu = segment.mtu.map_or(usize::MAX, usize::from);
+        if clamp(packet, &state.parser, remote.max_frame, mtu) {
             context.trace(STAGE, |text| text.write_str("the MSS is lowered"));
             if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                 c.mss_clamped.add(1);
@@ -66,9 +68,9 @@ impl View<'_> {
     }
 }
 
-/// Lowers the MSS of a frame that begins a TCP connection, so that no frame of the connection is longer than
-/// `max_frame`. Returns whether the frame was changed.
-fn clamp(packet: &mut Packet, parser: &Parser, max_frame: usize) -> bool {
+/// Lowers the MSS of a frame that begins a TCP connection. No frame of the connection is longer than `max_frame` then,
+/// and no IP packet longer than `mtu`. Returns whether the frame was changed.
+fn clamp(packet: &mut Packet, parser: &Parser, max_frame: usize, mtu: usize) -> bool {
     let len = packet.len();
     let Ok(layers) = parser.parse_stack(packet.data(), 0, len) else { return false };
     if layers.l4_type() != L4Type::Tcp || layers.is_fragment() {
@@ -80,7 +82,7 @@ fn clamp(packet: &mut Packet, parser: &Parser, max_frame: usize) -> bool {
         _ => return false,
     };
     // The MSS does not count options (RFC 6691).
-    let most = max_frame.saturating_sub(layers.l3() + header + tcp::HEADER_LEN);
+    let most = max_frame.saturating_sub(layers.l3()).min(mtu).saturating_sub(header + tcp::HEADER_LEN);
     let most = u16::try_from(most).unwrap_or(u16::MAX);
     // Without this flag the checksum is complete.
     let is_complete = !packet.flags().contains(Flags::TX_L4_CHECKSUM);

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_wire::MacAddr;
 
+use super::bfd::MAX_RATE;
 use crate::token_bucket::TokenBucket;
 
 /// Replies that pass for one solicitation: the real one, and those of another host with the same address.
@@ -137,7 +138,7 @@ impl ProtocolLimits {
     /// per second before it knows the discriminator. With it, 4096 sessions may send every 300 ms.
     fn bfd() -> Self {
         Self {
-            known: SourceLimits::new((400, 100), (20_000, 2_000)),
+            known: SourceLimits::new((400, 100), (MAX_RATE, 2_000)),
             strangers: SourceLimits::new((20, 10), (5_000, 500)),
         }
     }

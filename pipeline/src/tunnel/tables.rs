@@ -174,6 +174,8 @@ pub struct Segment {
     pub inner_vlans: InnerVlans,
     /// If true, the MSS of TCP connections through the tunnels is lowered.
     pub clamp_mss: bool,
+    /// Configured MTU of the segment in bytes.
+    pub(super) mtu: Option<u16>,
     /// Router of the segment.
     pub router: Option<Interface>,
     /// If true, frames from VTEPs that are not configured are accepted.
@@ -381,6 +383,7 @@ impl Layout {
                 learning: segment.learning,
                 inner_vlans: segment.inner_vlans,
                 clamp_mss: segment.clamp_mss,
+                mtu: segment.mtu,
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),
@@ -413,6 +416,17 @@ impl Layout {
     #[inline(always)]
     pub fn counters(&self, segment: u16, thread: usize) -> Option<&SegmentCounters> {
         self.segments.get(usize::from(segment))?.counters.get(thread)
+    }
+
+    /// Counts packets that a thread sends into the tunnels of a segment. `bytes` includes the Ethernet headers of the
+    /// router's packets, which layer-3 tunnels do not carry.
+    #[inline(always)]
+    pub(super) fn count_overlay_tx(&self, segment: u16, thread: usize, packets: usize, bytes: usize) {
+        let Some(segment) = self.segments.get(usize::from(segment)) else { return };
+        let removed = if segment.is_routed_tunnel() { packets * ETHERNET_LEN } else { 0 };
+        if let Some(counters) = segment.counters.get(thread) {
+            counters.overlay_tx.add(packets, bytes.saturating_sub(removed));
+        }
     }
 
     /// Returns whether addresses that are learned at this place do not move.

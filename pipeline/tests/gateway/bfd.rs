@@ -434,6 +434,12 @@ fn a_remote_that_stops_leaves_or_stays() {
         run(&mut lab, &mut fars, 5 * SECOND);
         let expected = if stays { set(&["10.9.0.2"]) } else { set(&[]) };
         assert_eq!(reached(&mut lab, GROUP), expected, "{policy}");
+        if stays {
+            // Another policy takes effect at once.
+            reconfigure(&mut lab, "remotes = ['10.9.0.2']", BFD);
+            assert_eq!(reached(&mut lab, GROUP), set(&[]));
+            reconfigure(&mut lab, "remotes = ['10.9.0.2']", "[bfd]\npeer_admin_down = 'stay'\n");
+        }
         // A failure after its return is one in any case.
         (fars[0].silent, fars[0].state) = (false, DOWN);
         run(&mut lab, &mut fars, 3 * SECOND);
@@ -518,10 +524,12 @@ fn sessions_follow_the_configuration() {
     assert_eq!(reached(&mut lab, GROUP), both);
     run(&mut lab, &mut fars, SECOND);
     assert_eq!(fars[0].seen, [ADMIN_DOWN], "the end of its session");
-    // The remote leaves the segment.
+    // The remote leaves the segment, and gets the end of its session although its next hop is used no more.
+    fars[1].seen.clear();
     reconfigure(&mut lab, "remotes = ['10.9.0.2']", "");
     assert_eq!((reached(&mut lab, GROUP), column(&mut lab, "state").len()), (set(&["10.9.0.2"]), 0));
     run(&mut lab, &mut fars, SECOND);
+    assert_eq!(fars[1].seen, [ADMIN_DOWN]);
 }
 
 #[test]
@@ -635,7 +643,8 @@ fn errors(segment: &str, tables: &str) -> String {
     let text = format!(
         "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n\
          [[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n{tables}"
-    );
+    )
+    .replacen("10.9.0.1/24", "10.9.0.1/16", 1);
     let source = Source::new("test", &text);
     let document = source.parse().unwrap();
     GatewayConfig::read(&document.settings(), &["wan", "lan"]).map_or_else(|error| error.to_string(), |_| String::new())
@@ -646,6 +655,13 @@ fn wrong_settings_are_refused() {
     let remotes = "remotes = ['10.9.0.2', '10.9.0.3']";
     let pair = |a: &str, b: &str| format!("{remotes}\nbackups = [{{ primary = '{a}', backup = '{b}' }}]");
     assert_eq!(errors(&pair("10.9.0.2", "10.9.0.3"), BFD), "");
+    let many = |count: usize| {
+        let list: Vec<String> = (0..count).map(|i| format!("'10.9.{}.{}'", i / 200 + 1, i % 200 + 1)).collect();
+        format!("remotes = [{}]", list.join(", "))
+    };
+    let fast = "[bfd]\nreceive_interval = 50\n";
+    assert_eq!(errors(&many(750), fast), "");
+    assert_eq!(errors(&many(751), "[bfd]\nreceive_interval = 51\n"), "");
     for (segment, tables, part) in [
         (pair("10.9.0.2", "10.9.0.3"), "", "has a backup of 10.9.0.2, which has no session"),
         (pair("10.9.0.2", "10.9.0.3"), "[bfd]\nexcept = ['10.9.0.2']\n", "which has no session"),
@@ -653,6 +669,12 @@ fn wrong_settings_are_refused() {
         (pair("10.9.0.2", "10.9.0.2"), BFD, "expected a backup that has none itself"),
         (remotes.to_owned(), "[bfd]\nexcept = ['10.9.0.9']\n", "10.9.0.9 is not a remote of a segment"),
         (remotes.to_owned(), "[bfd]\ntransmit_interval = 49\n", "expected an integer from 50 to 60000"),
+        (
+            many(751),
+            fast,
+            "751 remotes would have sessions with up to 20026 packets per second, expected at most 20000",
+        ),
+        (many(751), fast, "at least 51 ms"),
     ] {
         let error = errors(&segment, tables);
         assert!(error.contains(part), "{error}\nlacks {part}");

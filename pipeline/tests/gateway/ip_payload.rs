@@ -5,13 +5,14 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::kinds::{KINDS, Payload, TunnelKind};
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_pipeline::tunnel::{GatewayConfig, outer_headers};
+use wirepath_pmd::port::PortEvent;
 use wirepath_settings::Source;
 use wirepath_testlab::oracle;
 use wirepath_wire::build::{EncapFields, OuterHeaders};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, udp};
 
-use crate::lab::{HOST, LAN, Lab, PEER, US, WAN};
+use crate::lab::{HOST, LAN, Lab, PEER, US, WAN, tagged};
 use crate::routing::packet;
 
 fn kind(name: &str) -> &'static TunnelKind {
@@ -223,6 +224,9 @@ fn tunnels_carry_ip_packets_both_ways() {
             let stats = lab.control.segment_stats(1);
             // Two packets waited until their next hop was resolved, and came to the router twice.
             assert_eq!((stats.overlay_rx.0, stats.overlay_tx.0, stats.routed_in.0), (9, 9, 11));
+            // The bytes are those of the IP packets.
+            let bytes = [28, 48, 28].map(|headers| 3 * headers + 40 + 600 + 1300).iter().sum::<u64>();
+            assert_eq!((stats.overlay_rx.1, stats.overlay_tx.1), (bytes, bytes));
         }
     }
 }
@@ -333,6 +337,10 @@ fn keys_of_networks_are_refused_for_tunnels() {
         (good.replace("'10.9.0.2'", "'10.9.0.2', '10.9.0.3'"), "found 2 remotes, expected one"),
         (good.replace("addresses", "#"), "a tunnel with IP packets needs a router"),
         (
+            good.replace("'gre'", "'ipip'\nvni = 0"),
+            "vni: found in a segment of kind \"ipip\", whose packets have no identifier",
+        ),
+        (
             format!(
                 "{good}[[vrf]]\nname = 'default'\nroutes = [{{ to = '::/0', next_hops = [{{ segment = 't', mac = \
                      '02:00:00:00:00:07', remote = '10.9.0.2' }}] }}]"
@@ -343,6 +351,14 @@ fn keys_of_networks_are_refused_for_tunnels() {
         let found = read(&segment).unwrap_err();
         assert!(found.contains(message), "{segment}\n  gave {found}\n  not  {message}");
     }
+}
+
+#[test]
+fn a_changed_address_adds_no_entry_for_a_tunnel() {
+    let (mut lab, _) = tunnel(TUNNELS[1].1, "10.9.0.2");
+    let before = lab.control.fdb_entries();
+    lab.port_event(WAN, &PortEvent::Address(MacAddr([2, 0, 0, 0, 0, 5])));
+    assert_eq!(lab.control.fdb_entries(), before);
 }
 
 /// A frame with the first segment of a TCP connection leaves with an MSS that the tunnel takes, in both directions.
@@ -358,6 +374,19 @@ fn the_mss_of_connections_is_lowered() {
         framed[span.start + 16..span.start + 18].copy_from_slice(&sum.to_be_bytes());
         framed.split_off(14)
     };
+    // A tag that the tunnel carries takes nothing from an untagged connection.
+    let segment_keys = "remotes = ['10.9.0.2']\ninner_vlans = 'carry'\nmtu = 1300\nclamp_mss = true\n\
+                        static = [{ mac = '02:00:00:00:00:07', remote = '10.9.0.2' }]";
+    let mut lab = Lab::new(segment_keys).with_peer();
+    lab.settle();
+    for tag in [None, Some(5)] {
+        let frame = framed(MacAddr([2, 0, 0, 0, 0, 7]), HOST, &segment("10.1.0.1", "10.1.0.2", 1460));
+        lab.send(LAN, &tag.map_or(frame.clone(), |id| tagged(&frame, id)));
+        let sent = lab.settle();
+        assert_eq!(sent.len(), 1, "{:?}", lab.stepped.drops());
+        let lowered = segment("10.1.0.1", "10.1.0.2", 1260);
+        assert!(sent[0].1.ends_with(&lowered), "{tag:?}: {:02x?}", sent[0].1);
+    }
     for (clamp, kind) in [(true, TUNNELS[1]), (true, TUNNELS[4]), (false, TUNNELS[1])] {
         let (mut lab, mut host) = tunnel(&format!("{}\nclamp_mss = {clamp}", kind.1), "10.9.0.2");
         for (here, there, headers) in [("10.1.0.10", "10.2.0.10", 40), ("fd01::10", "fd02::10", 60)] {

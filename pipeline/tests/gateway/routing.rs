@@ -457,6 +457,27 @@ fn symmetric_irb() {
     let sent = hosts.settle(&mut lab);
     assert_eq!((sent.len(), sent[0].0), (1, WAN));
     assert_eq!((&sent[0].1[50..56], icmp(&sent[0].1[50..])), (&FAR_ROUTER.0[..], (11, 0, ip("10.1.0.1"))));
+    // One Ethernet address is behind one remote, and at no other place of the segment.
+    let read = |keys: &str, hops: &str| {
+        let text = format!(
+            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n[[segment]]\nname = 'transit'\nvni = 900\n\
+             vrf = 'default'\nremotes = ['10.9.0.2', '10.9.0.3']\n{keys}\n[[vrf]]\nname = 'default'\n\
+             routes = [{{ to = '10.3.0.0/16', next_hops = [{hops}] }}]\n"
+        );
+        let source = Source::new("test", text);
+        source.parse().unwrap().read(|root| GatewayConfig::read(root, &["wan"])).map(drop).map_err(|it| it.to_string())
+    };
+    let hop = |remote: &str| format!("{{ segment = 'transit', remote = '{remote}', mac = '{FAR_ROUTER}' }}");
+    let fixed = |remote: &str| format!("static = [{{ mac = '{FAR_ROUTER}', remote = '{remote}' }}]");
+    assert_eq!(read(&fixed("10.9.0.2"), &hop("10.9.0.2")), Ok(()));
+    for (keys, hops, message) in [
+        (String::new(), [hop("10.9.0.2"), hop("10.9.0.3")].join(", "), "behind two remotes of segment \"transit\""),
+        (fixed("10.9.0.3"), hop("10.9.0.2"), "is behind another remote or port of \"transit\" already"),
+        (format!("router_mac = '{FAR_ROUTER}'"), hop("10.9.0.2"), "is behind another remote or port"),
+    ] {
+        let found = read(&keys, &hops).unwrap_err();
+        assert!(found.contains(message), "{keys}\n  gave {found}\n  not  {message}");
+    }
     // A router with another Ethernet address in the segment gets nothing.
     lab.send(WAN, &tunnelled(900, &datagram(B, FAR_ROUTER, "10.3.0.5", "10.1.0.10", 63, 50)));
     assert_eq!(hosts.settle(&mut lab), []);

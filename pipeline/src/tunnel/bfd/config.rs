@@ -9,7 +9,7 @@ use wirepath_settings::{
 
 use super::packet::{MULTIHOP_PORT, SINGLE_HOP_PORT};
 use super::session::Timers;
-use super::{MAX_SESSIONS, Micros};
+use super::{MAX_RATE, MAX_SESSIONS, Micros};
 use crate::tunnel::config::{RemoteConfig, Result, SegmentConfig, UnderlayConfig};
 
 const IP_ADDRESS: &str = "an IP address";
@@ -130,6 +130,17 @@ impl BfdConfig {
             if count > MAX_SESSIONS {
                 let message = format!("{count} remotes would have sessions, expected at most {MAX_SESSIONS}");
                 return Err(table.error_in(&EXCEPT, message));
+            }
+            // Packets leave after 75 % of the interval at the earliest (RFC 5880 section 6.8.7).
+            let interval = timers.transmit.min(timers.receive);
+            let rate = count as u64 * 4_000_000 / (3 * interval);
+            if rate > MAX_RATE {
+                let message = format!(
+                    "{count} remotes would have sessions with up to {rate} packets per second, expected at most \
+                     {MAX_RATE}; give \"transmit_interval\" and \"receive_interval\" at least {} ms",
+                    (count as u64 * 4000).div_ceil(3 * MAX_RATE)
+                );
+                return Err(table.error(message));
             }
             let kinds = std::iter::once(underlay.kind).chain(segments.iter().map(|segment| segment.kind));
             let mut ports = kinds.filter_map(|kind| underlay.port_of(kind));

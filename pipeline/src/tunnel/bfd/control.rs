@@ -134,8 +134,8 @@ pub(in crate::tunnel) struct BfdControl {
     out: HashMap<u32, Out>,
     /// Backup that has the static hosts of each remote.
     substitutes: HashMap<u32, u32>,
-    /// Packets of sessions that were removed.
-    farewells: Vec<(Peer, (u16, u16), ControlPacket)>,
+    /// Packets of sessions that were removed, with the Ethernet address of their next hop.
+    farewells: Vec<(MacAddr, Peer, (u16, u16), ControlPacket)>,
     /// Time of the last tick.
     now: Micros,
     /// Session after which the next tick goes on.
@@ -213,12 +213,22 @@ impl BfdControl {
             failed.extend((!entry.carries).then_some(peer));
             self.by_discriminator.remove(&entry.session.discriminators().0);
             let farewell = entry.session.shut_down(now);
-            self.farewells.push((peer, (entry.source_port, entry.port()), farewell));
+            // The next hop is forgotten with its last remote.
+            if let Some(mac) = next_hops.next_hop(peer.1).and_then(|next_hop| next_hops.mac(next_hop)) {
+                self.farewells.push((mac, peer, (entry.source_port, entry.port()), farewell));
+            }
         }
         let Some(bfd) = &config.bfd else { return self.judge(config, places) };
         for (peer, multihop) in wanted {
             if let Some(known) = self.sessions.get_mut(&peer) {
                 known.session.set_timers(bfd.timers, now);
+                if bfd.peer_admin_down == PeerAdminDown::Leave
+                    && known.session.state() != State::Up
+                    && known.grace.is_none()
+                {
+                    // It carries frames at most because of the setting before.
+                    known.carries = false;
+                }
                 continue;
             }
             let discriminator = std::iter::repeat_with(|| fastrand::u32(1..))
@@ -435,8 +445,8 @@ impl GatewayControl {
 
     /// Sends the last packets of removed sessions, before those of new sessions with the same remotes.
     fn send_farewells(&mut self, plane: &mut ControlPlane) {
-        for (peer, ports, packet) in std::mem::take(&mut self.bfd.farewells) {
-            self.send_bfd(plane, peer, ports, &packet);
+        for (mac, peer, ports, packet) in std::mem::take(&mut self.bfd.farewells) {
+            self.send_bfd_to(plane, mac, peer, ports, &packet);
         }
     }
 
@@ -453,9 +463,20 @@ impl GatewayControl {
     }
 
     /// Sends a packet, if its next hop is resolved.
-    fn send_bfd(&self, plane: &mut ControlPlane, (local, remote): Peer, ports: (u16, u16), packet: &ControlPacket) {
-        let mac = self.next_hops.next_hop(remote).and_then(|next_hop| self.next_hops.mac(next_hop));
-        let Some(mac) = mac else { return };
+    fn send_bfd(&self, plane: &mut ControlPlane, peer: Peer, ports: (u16, u16), packet: &ControlPacket) {
+        if let Some(mac) = self.next_hops.next_hop(peer.1).and_then(|next_hop| self.next_hops.mac(next_hop)) {
+            self.send_bfd_to(plane, mac, peer, ports, packet);
+        }
+    }
+
+    fn send_bfd_to(
+        &self,
+        plane: &mut ControlPlane,
+        mac: MacAddr,
+        (local, remote): Peer,
+        ports: (u16, u16),
+        packet: &ControlPacket,
+    ) {
         let envelope = Envelope { macs: (self.layout.underlay.mac, mac), local, remote, ports };
         if let Some(frame) = envelope.frame(packet) {
             self.send_frame(plane, &frame);

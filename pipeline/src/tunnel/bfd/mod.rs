@@ -23,5 +23,7 @@ type Micros = u64;
 
 /// Maximum number of sessions.
 pub const MAX_SESSIONS: usize = 4096;
+/// Most packets per second in one direction of all sessions. Workers pass no more to the control thread.
+pub const MAX_RATE: u64 = 20_000;
 /// Interval between two calls of [`BfdControl`]'s timers.
 const TICK: Micros = 10_000;

@@ -294,10 +294,8 @@ impl Session {
 
     /// Returns whether packets are due without a reason other than the interval (RFC 5880 section 6.8.7).
     fn is_periodic(&self) -> bool {
-        let is_demanded = self.remote_demand
-            && self.state == State::Up
-            && self.remote_state == State::Up
-            && matches!(self.poll, Poll::None | Poll::Pause);
+        let is_demanded =
+            self.remote_demand && self.state == State::Up && self.remote_state == State::Up && self.poll == Poll::None;
         self.remote_receive != 0 && !is_demanded
     }
 

@@ -1,6 +1,6 @@
 //! The tables `[[vrf]]` with their routes, and the keys of a segment that belong to its router.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use wirepath_settings::{
@@ -10,7 +10,7 @@ use wirepath_settings::{
 use wirepath_wire::MacAddr;
 
 use crate::route::NetworkPrefix;
-use crate::tunnel::config::{SegmentConfig, TUNNEL_PEER};
+use crate::tunnel::config::{SegmentConfig, StaticDestination, TUNNEL_PEER};
 use crate::tunnel::underlay::{Prefix, is_host_address};
 
 /// Name of the VRF of segments and routes that name no other one. It exists without a table.
@@ -330,6 +330,20 @@ impl RoutingConfig {
             Ok(())
         })?;
         self.routes = routes;
+        self.check_routers(root, segments)
+    }
+
+    /// Checks that no Ethernet address is the router behind two remotes of a segment.
+    fn check_routers(&self, root: &Settings<'_>, segments: &[SegmentConfig]) -> Result<()> {
+        let mut known: HashMap<(usize, MacAddr), usize> = HashMap::new();
+        for hop in self.next_hops() {
+            let HopConfig::Router { segment, remote, mac } = *hop else { continue };
+            if *known.entry((segment, mac)).or_insert(remote) != remote {
+                let name = segments.get(segment).map_or("", |segment| segment.name.as_str());
+                let message = format!("routes lead to {mac} behind two remotes of segment \"{name}\", expected one");
+                return Err(root.error_in(&VRF, message));
+            }
+        }
         Ok(())
     }
 
@@ -378,6 +392,16 @@ impl RoutingConfig {
         Ok(RouteConfig { vrf, to, target })
     }
 
+    /// Returns whether the Ethernet address of a router belongs to another place of its segment: a static host, another
+    /// next hop, or the segment's own router.
+    fn is_elsewhere(segments: &[SegmentConfig], hop: &HopConfig) -> bool {
+        let HopConfig::Router { segment, remote, mac } = *hop else { return false };
+        let Some(config) = segments.get(segment) else { return false };
+        let is_own = config.router.as_ref().is_some_and(|router| router.mac == Some(mac));
+        let differs = |place: &StaticDestination| *place != StaticDestination::Remote(remote);
+        is_own || config.statics.iter().any(|(host, place)| *host == mac && differs(place))
+    }
+
     /// Reads a next hop.
     fn next_hop(&self, table: &Settings<'_>, segments: &[SegmentConfig], vrf: usize) -> Result<(HopConfig, u16)> {
         let weight = table.read(&WEIGHT)?;
@@ -408,7 +432,12 @@ impl RoutingConfig {
                 if !mac.is_unicast() {
                     return Err(table.error_in(&HOP_MAC, format!("found {mac}, expected a unicast address")));
                 }
-                HopConfig::Router { segment, remote, mac }
+                let hop = HopConfig::Router { segment, remote, mac };
+                if Self::is_elsewhere(segments, &hop) {
+                    let message = format!("{mac} is behind another remote or port of \"{name}\" already");
+                    return Err(table.error_in(&HOP_MAC, message));
+                }
+                hop
             }
             _ => {
                 let message = "expected \"via\", or \"segment\" alone, or \"segment\", \"remote\" and \"mac\"";

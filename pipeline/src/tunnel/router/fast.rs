@@ -411,7 +411,7 @@ impl<'v> View<'v> {
                 c.routed_out.add(sum.packets, sum.bytes);
                 match leg.exit {
                     Exit::Attachment(_) => c.local_tx.add(sum.packets, sum.bytes),
-                    Exit::Remote(..) => c.overlay_tx.add(sum.packets, sum.bytes),
+                    Exit::Remote(..) => layout.count_overlay_tx(leg.segment, worker, sum.packets, sum.bytes),
                 }
             }
         };

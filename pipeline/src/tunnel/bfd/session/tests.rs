@@ -276,6 +276,26 @@ fn demand_mode_ends_periodic_packets() {
         link.ends[0].receive(&ControlPacket { poll: true, ..packet }, link.now).unwrap();
         assert!(link.ends[0].next_packet(link.now).is_some_and(|reply| reply.is_final));
         assert_eq!((link.ends[0].state(), link.ends[0].stats.sent), (State::Up, count + 1));
+        // Changed intervals are announced, twice if they change again before the reply.
+        if demand {
+            let now = link.now;
+            link.ends[0].set_timers(Timers { transmit: 400 * MS, ..FAST }, now);
+            let mut polls = Vec::new();
+            for step in 1..40 {
+                let now = now + step * 500 * MS;
+                if step == 2 {
+                    link.ends[0].set_timers(Timers { transmit: 500 * MS, ..FAST }, now);
+                }
+                if let Some(sent) = link.ends[0].next_packet(now) {
+                    polls.push((sent.poll, sent.desired_min_tx));
+                    link.ends[0].receive(&ControlPacket { is_final: sent.poll && step > 2, ..packet }, now).unwrap();
+                }
+                link.ends[0].receive(&packet, now).unwrap();
+                link.now = now;
+            }
+            assert_eq!(polls.last(), Some(&(true, 500 * MS)), "{polls:?}");
+            assert!(polls.contains(&(false, 500 * MS)) && polls.len() < 8, "{polls:?}");
+        }
         // The end wants packets again.
         link.ends[0].receive(&ControlPacket { demand: false, required_min_rx: 300 * MS, ..packet }, link.now).unwrap();
         assert!(link.ends[0].next_packet(link.now).is_some());
