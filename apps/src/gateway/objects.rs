@@ -7,7 +7,7 @@ use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 13] = [
+pub(super) static OBJECTS: [&ConfigObject; 15] = [
     &PORT,
     &SEGMENT,
     &REMOTE,
@@ -21,6 +21,8 @@ pub(super) static OBJECTS: [&ConfigObject; 13] = [
     &BFD,
     &VRF,
     &ROUTE,
+    &SEGMENT_FILTER,
+    &VRF_FILTER,
 ];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
@@ -265,12 +267,9 @@ static ROUTE: ConfigObject = ConfigObject {
             (Operation::Remove, &[OF_VRF, TO]),
         ],
     },
-    place: Place::Elements {
-        parent: Parent::Named { key: "vrf", argument: "vrf", unnamed: nameless },
-        key: "routes",
-        identity: &["to"],
-    },
+    place: Place::Elements { parent: IN_VRF, key: "routes", identity: &["to"] },
 };
+const IN_VRF: Parent = Parent::Named { key: "vrf", argument: "vrf", unnamed: nameless };
 const OF_VRF: Argument = Argument::required("vrf", Text, "name of the VRF");
 const TO: Argument = Argument::required("to", Text, "network of the destinations, as in 10.2.0.0/16");
 const ROUTE_ARGUMENTS: &[Argument] = &[
@@ -280,6 +279,25 @@ const ROUTE_ARGUMENTS: &[Argument] = &[
     Argument::optional("lookup", Text, "VRF whose routes decide instead"),
     Argument::optional("discard", Text, "blackhole, unreachable or prohibit"),
 ];
+
+static SEGMENT_FILTER: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "segment_filter",
+        about: "A flow rule for the frames that enter a segment",
+        operations: &[(Operation::Add, &[OF_SEGMENT, RULE]), (Operation::Remove, &[OF_SEGMENT, RULE])],
+    },
+    place: Place::Values { parent: IN_SEGMENT, key: "filter", argument: "rule" },
+};
+const RULE: Argument = Argument::required("rule", Text, "the rule as text; actions are count, drop and limit");
+
+static VRF_FILTER: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "vrf_filter",
+        about: "A flow rule for the packets that the routers of a VRF with a table take",
+        operations: &[(Operation::Add, &[OF_VRF, RULE]), (Operation::Remove, &[OF_VRF, RULE])],
+    },
+    place: Place::Values { parent: IN_VRF, key: "filter", argument: "rule" },
+};
 
 #[cfg(test)]
 mod tests {

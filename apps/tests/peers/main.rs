@@ -137,6 +137,7 @@ macro_rules! segments {
             isolated: crate::segments::isolated_hosts_reach_remotes;
             suppression: crate::segments::requests_are_answered;
             mirror: crate::segments::a_mirror_shows_both_directions;
+            filters: crate::segments::filters_hold_in_both_directions;
             mss: crate::mss::is_lowered;
         })*
     };

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use wirepath_flow::Rule;
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, DeValue, Flag, FromValue, Integer, Key, List, Parsed, Required, Settings, Span,
     Text, Value, WithDefault, Written,
@@ -16,6 +17,7 @@ use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Vni};
 
 use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
+use super::filter::{SEGMENT_FILTER, read_filter};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
@@ -212,6 +214,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
         &CLAMP_MSS,
+        &SEGMENT_FILTER,
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
@@ -356,6 +359,8 @@ pub struct SegmentConfig {
     pub inner_vlans: InnerVlans,
     /// If true, the MSS of TCP connections through the tunnels is lowered.
     pub clamp_mss: bool,
+    /// Flow rules for the frames that enter the segment.
+    pub filter: Vec<Rule>,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
@@ -465,7 +470,7 @@ impl GatewayConfig {
             let message = format!("found {} segments, expected at most {MAX_SEGMENTS}", tables.len());
             return Err(root.error_in(&SEGMENT, message));
         }
-        let routing = root.collect(RoutingConfig::read_vrfs(root));
+        let routing = root.collect(RoutingConfig::read_vrfs(root, ports));
         let mut reader = Reader {
             ports,
             routing: routing.as_ref().ok(),
@@ -658,6 +663,7 @@ impl Reader<'_> {
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
         let inner_vlans = table.read(&INNER_VLANS)?;
         let clamp_mss = table.read(&CLAMP_MSS)?;
+        let filter = read_filter(table, &SEGMENT_FILTER, self.ports)?;
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -728,6 +734,7 @@ impl Reader<'_> {
             accept_unknown_remotes,
             inner_vlans,
             clamp_mss,
+            filter,
             storm_limits,
             learn_rules,
             suppression,

@@ -17,6 +17,7 @@ use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
+use super::filter::Filters;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
@@ -109,6 +110,8 @@ pub struct GatewayControl {
     pub(super) router: RouterControl,
     /// BFD sessions with the remotes.
     pub(super) bfd: BfdControl,
+    /// Rules of segments and VRFs.
+    pub(super) filters: Filters,
     /// True if [`KnownHosts`] must be published again.
     pub(super) known_hosts_changed: bool,
     pub(super) dirty: bool,
@@ -177,6 +180,7 @@ impl GatewayControl {
             learned: LearnedRemotes::default(),
             router,
             bfd: BfdControl::new(),
+            filters: Filters::new(domain, workers),
             known_hosts_changed: false,
             dirty: false,
             decapsulated_by_nic: false,
@@ -834,6 +838,7 @@ impl Control for GatewayControl {
                 }
             });
             self.age_bindings(seconds);
+            self.filters.collect(seconds);
             let fdb = &mut self.fdb;
             self.move_damping.expire(seconds, |key| fdb.get(key).is_some());
             for index in self.learned.unused(seconds) {

@@ -197,7 +197,7 @@ impl View<'_> {
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), OUTER4);
         }
-        if context.is_tracing() || self.layout.has_mirrors {
+        if context.is_tracing() || self.layout.inspects {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -465,8 +465,11 @@ impl View<'_> {
         header[..6].copy_from_slice(&self.layout.underlay.mac.0);
         header[6..12].copy_from_slice(&TUNNEL_PEER.0);
         header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, segment);
+        if self.layout.inspects {
+            match self.inspect(state, context, packet, segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
             self.limit_mss(state, context, &mut packet, remote);
@@ -491,8 +494,11 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, segment);
+        if self.layout.inspects {
+            match self.inspect(state, context, packet, segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         let policy = self.layout.segments.get(usize::from(segment)).map(|s| s.inner_vlans);
         if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {

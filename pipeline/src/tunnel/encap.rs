@@ -201,7 +201,9 @@ impl View<'_> {
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), 0);
         }
-        if context.is_tracing() || self.layout.has_mirrors {
+        let inspected =
+            |segment: u16| self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.is_inspected());
+        if context.is_tracing() || self.layout.inspects && (SORTED || inspected(first.segment)) {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -360,8 +362,11 @@ impl View<'_> {
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
         }
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, attachment.segment);
+        if self.layout.inspects {
+            match self.inspect(state, context, packet, attachment.segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);

@@ -1,11 +1,14 @@
 //! The tables of a gateway for operators.
 
 use serde_json::Value;
+use wirepath_flow::Ports;
+use wirepath_pmd::port::PortId;
 
 use super::bfd::{self, Out};
 use super::bindings::BindingOrigin;
 use super::config::SegmentConfig;
 use super::control::GatewayControl;
+use super::filter;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
@@ -13,7 +16,8 @@ use crate::route::NetworkPrefix;
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
-pub(super) const TABLES: [&TableSpec; 7] = [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES, &bfd::TABLE];
+pub(super) const TABLES: [&TableSpec; 8] =
+    [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES, &bfd::TABLE, &filter::TABLE];
 
 static SEGMENTS: TableSpec = TableSpec {
     name: "segments",
@@ -199,6 +203,10 @@ impl GatewayControl {
                 }
             }
             "bfd" => page.extend(self.bfd.rows(), |row| row),
+            "filters" => {
+                let ports: Vec<(&str, PortId)> = plane.ports().iter().map(|it| (it.name.as_str(), it.id)).collect();
+                page.extend(self.filters.rows(Ports(&ports)), |row| row);
+            }
             "remotes" => {
                 let all =
                     self.list.iter().zip(&self.routes).enumerate().filter(|(_, (it, _))| !it.address.is_unspecified());

@@ -20,6 +20,7 @@
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
 //! - `mirror`: copies of the frames of a segment.
+//! - `filter`: flow rules of segments and VRFs.
 //! - `mss`: the maximum segment size of TCP connections through tunnels.
 //! - `learning`: rules for learned addresses: limits, sticky places.
 //! - `move_damping`: addresses that move too often.
@@ -45,6 +46,7 @@ pub mod counters;
 mod decap;
 pub mod ecn;
 mod encap;
+mod filter;
 mod flood;
 mod headers;
 mod host;

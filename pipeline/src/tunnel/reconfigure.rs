@@ -90,7 +90,8 @@ impl GatewayControl {
 
         let mut layout = Layout::clone(&self.layout);
         let vrfs = self.router.number_vrfs(&self.config, now);
-        layout.update(&self.config, &self.places, &vrfs, ports, self.workers);
+        self.filters.install(&self.config, &self.places, &vrfs, now);
+        layout.update(&self.config, &self.places, &vrfs, &self.filters, ports, self.workers);
         self.bfd.trim(&mut layout, &self.places);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);

@@ -12,6 +12,7 @@ use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 
 use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
+use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
 use super::kinds::{Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
@@ -176,6 +177,8 @@ pub struct Segment {
     pub clamp_mss: bool,
     /// Configured MTU of the segment in bytes.
     pub(super) mtu: Option<u16>,
+    /// Rules for the frames that enter the segment.
+    pub(super) filter: Option<Arc<Filter>>,
     /// Router of the segment.
     pub router: Option<Interface>,
     /// If true, frames from VTEPs that are not configured are accepted.
@@ -201,6 +204,12 @@ impl Segment {
     /// Returns the limits of the frames that local ports flood.
     pub fn storm_limits(&self) -> StormLimits {
         self.storm_control.limits()
+    }
+
+    /// Returns whether frames that enter the segment take the slow path, which mirrors and filters them.
+    #[inline]
+    pub(super) fn is_inspected(&self) -> bool {
+        self.mirror.is_some() || self.filter.is_some()
     }
 
     /// Returns whether the segment is a layer-3 tunnel.
@@ -300,8 +309,8 @@ pub struct Layout {
     pub attachments: Vec<Attachment>,
     /// True if a segment watches ARP and ND messages.
     pub(super) watches_neighbours: bool,
-    /// True if a segment has a mirror.
-    pub(super) has_mirrors: bool,
+    /// True if a segment has a mirror or a filter.
+    pub(super) inspects: bool,
     /// True if a segment lowers the MSS of TCP connections.
     pub(super) clamps_mss: bool,
     /// Role of each port.
@@ -324,7 +333,7 @@ impl Layout {
             segments: Vec::new(),
             attachments: Vec::new(),
             watches_neighbours: false,
-            has_mirrors: false,
+            inspects: false,
             clamps_mss: false,
             roles: Vec::new(),
             vnis: HashMap::new(),
@@ -339,13 +348,14 @@ impl Layout {
         config: &GatewayConfig,
         places: &Places,
         vrfs: &[u16],
+        filters: &Filters,
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, clamps_mss, roles, vnis, in_use } =
+        let Self { underlay, segments, attachments, watches_neighbours, inspects, clamps_mss, roles, vnis, in_use } =
             self;
         *clamps_mss = config.segments.iter().any(|segment| segment.clamp_mss);
-        *has_mirrors = config.segments.iter().any(|segment| segment.mirror.is_some());
+        *inspects = config.segments.iter().any(|segment| segment.mirror.is_some() || !segment.filter.is_empty());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
@@ -355,7 +365,10 @@ impl Layout {
         let mut removed = std::mem::take(in_use);
         vnis.clear();
         let routers = interfaces(config, vrfs, underlay.mac);
-        for ((segment, place), router) in config.segments.iter().zip(&places.segments).zip(routers) {
+        for ((segment, place), mut router) in config.segments.iter().zip(&places.segments).zip(routers) {
+            if let Some(router) = &mut router {
+                router.filter = filters.get(FilterOwner::Vrf(router.vrf));
+            }
             let id = segment.tunnel_id();
             for (attachment, index) in segment.attachments.iter().zip(&place.attachments) {
                 let Some(port) = ports.get(attachment.port) else { continue };
@@ -384,6 +397,7 @@ impl Layout {
                 inner_vlans: segment.inner_vlans,
                 clamp_mss: segment.clamp_mss,
                 mtu: segment.mtu,
+                filter: filters.get(FilterOwner::Segment(place.index)),
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),
@@ -407,7 +421,7 @@ impl Layout {
             if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
-                (segment.neighbour_suppression, segment.mirror) = (false, None);
+                (segment.neighbour_suppression, segment.mirror, segment.filter) = (false, None, None);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of the gateway, with worker threads and step by step.
 
 mod bfd;
+mod filters;
 mod floods;
 mod gre;
 mod ip_payload;

@@ -350,7 +350,9 @@ impl<'v> View<'v> {
                 }
             }
             left = others;
-            let Some(interface) = self.interface(segment) else { continue };
+            let Some(interface) = self.interface(segment).filter(|interface| interface.filter.is_none()) else {
+                continue;
+            };
             if v4.count > 0 {
                 done |= self.route_plain::<u32, AT>(state, context, remotes, packets, (segment, interface));
             }

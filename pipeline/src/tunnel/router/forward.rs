@@ -85,7 +85,7 @@ impl<'v> View<'v> {
         let tag = RouterTag::unpack(packet.app());
         packet.set_app([0; 2]);
         match tag {
-            Some(RouterTag::Route(segment)) => self.route(state, context, remotes, packet, segment),
+            Some(RouterTag::Route(segment)) => self.route_admitted(state, context, remotes, packet, segment, true),
             Some(RouterTag::Unreachable(segment)) => {
                 let refusal = Refusal::with(DropReason::NoNeighbour, IcmpError::HostUnreachable);
                 match self.examine(state, &mut packet, segment) {
@@ -106,8 +106,21 @@ impl<'v> View<'v> {
         state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
+        packet: Packet,
+        segment: u16,
+    ) {
+        self.route_admitted(state, context, remotes, packet, segment, false);
+    }
+
+    /// Does what [`Self::route`] does. A packet that waited for its next hop has passed the filter before.
+    fn route_admitted(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
         mut packet: Packet,
         segment: u16,
+        is_admitted: bool,
     ) {
         let routed = match self.examine(state, &mut packet, segment) {
             Ok(routed) => routed,
@@ -116,6 +129,11 @@ impl<'v> View<'v> {
         };
         if self.is_neighbour_discovery(&packet, &routed) {
             return self.process_nd(state, context, packet, &routed);
+        }
+        if let Some(filter) = routed.interface.filter.as_deref().filter(|_| !is_admitted)
+            && let Err(reason) = filter.admit(state.worker, context, &mut packet)
+        {
+            return context.drop(packet, reason);
         }
         let len = packet.len();
         if let Some(c) = self.layout.counters(segment, state.worker) {
