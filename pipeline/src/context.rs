@@ -198,6 +198,21 @@ impl<'a> Context<'a> {
         self.state.tap.is_tracing()
     }
 
+    /// Returns true if the stages have to report each packet, so that their fast paths leave it to slower ones: it is
+    /// traced, or a capture wants the frames of a segment.
+    #[inline(always)]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.state.tap.wants_slow_path()
+    }
+
+    /// Shows a frame that enters a segment to the captures that want it.
+    pub(crate) fn entered_segment(&mut self, packet: &Packet, segment: u16) {
+        if self.is_watched() {
+            let now = self.now();
+            self.state.tap.entered_segment(packet, segment, now);
+        }
+    }
+
     /// Adds a report of a stage to the trace of a packet. If the packet is not traced, `write` is not called.
     ///
     /// ```

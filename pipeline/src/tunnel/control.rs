@@ -790,6 +790,10 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
+    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
+        self.segment_index(name)
+    }
+
     fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         super::change::OBJECTS.to_vec()
     }

@@ -197,7 +197,7 @@ impl View<'_> {
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), OUTER4);
         }
-        if context.is_tracing() || self.layout.inspects {
+        if context.is_watched() || self.layout.inspects {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -465,7 +465,7 @@ impl View<'_> {
         header[..6].copy_from_slice(&self.layout.underlay.mac.0);
         header[6..12].copy_from_slice(&TUNNEL_PEER.0);
         header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
-        if self.layout.inspects {
+        if self.layout.inspects || context.is_watched() {
             match self.inspect(state, context, packet, segment) {
                 Some(admitted) => packet = admitted,
                 None => return,
@@ -494,7 +494,7 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
-        if self.layout.inspects {
+        if self.layout.inspects || context.is_watched() {
             match self.inspect(state, context, packet, segment) {
                 Some(admitted) => packet = admitted,
                 None => return,

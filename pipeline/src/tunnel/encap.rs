@@ -203,7 +203,7 @@ impl View<'_> {
         }
         let inspected =
             |segment: u16| self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.is_inspected());
-        if context.is_tracing() || self.layout.inspects && (SORTED || inspected(first.segment)) {
+        if context.is_watched() || self.layout.inspects && (SORTED || inspected(first.segment)) {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -362,7 +362,7 @@ impl View<'_> {
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
         }
-        if self.layout.inspects {
+        if self.layout.inspects || context.is_watched() {
             match self.inspect(state, context, packet, attachment.segment) {
                 Some(admitted) => packet = admitted,
                 None => return,

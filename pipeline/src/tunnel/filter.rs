@@ -240,8 +240,8 @@ fn filters<'c>(
 }
 
 impl View<'_> {
-    /// Mirrors a frame that enters a segment, and compares it with the segment's filter. Returns the frame unless the
-    /// filter drops it.
+    /// Passes a frame that enters a segment to captures, to the segment's mirror and to its filter. Returns the frame
+    /// unless the filter drops it.
     #[cold]
     #[inline(never)]
     pub(super) fn inspect(
@@ -251,6 +251,7 @@ impl View<'_> {
         mut packet: Packet,
         segment: u16,
     ) -> Option<Packet> {
+        context.entered_segment(&packet, segment);
         self.mirror(state, context, &packet, segment);
         let filter = self.layout.segments.get(usize::from(segment)).and_then(|segment| segment.filter.as_deref());
         match filter.map_or(Ok(()), |filter| filter.admit(state.worker, context, &mut packet)) {
