@@ -22,9 +22,10 @@ use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Destination, Remotes, Underlay};
+use super::tables::{Attachment, Destination, Remotes, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
+use crate::table::{Entry, Key, NO_DESTINATION};
 
 /// Length of the outer headers over IPv4 without a VLAN tag.
 const OUTER4: usize = 50;
@@ -89,6 +90,67 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
+/// Words of the outer headers that packets of one tunnel have in common, in the order of the processor. Fields that
+/// differ are zero: total length, identification and checksum of IPv4, and source port and length of UDP.
+#[derive(Clone, Copy)]
+struct OuterWords([u64; 7]);
+
+/// Bytes of each word that are compared. The last word ends with the tunnel header.
+const SAME: [u64; 7] = [
+    u64::MAX,
+    u64::MAX,
+    0x0000_0000_ffff_ffff_u64.to_be(),
+    0x0000_ffff_ffff_ffff_u64.to_be(),
+    0xffff_0000_ffff_0000_u64.to_be(),
+    u64::MAX,
+    0xffff_0000_0000_0000_u64.to_be(),
+];
+
+impl OuterWords {
+    #[inline(always)]
+    fn of(h: &[u8; QUICK]) -> Self {
+        let word = |at: usize| h[at * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) & SAME[at];
+        Self([word(0), word(1), word(2), word(3), word(4), word(5), word(6)])
+    }
+}
+
+/// Outer headers that [`quick_outer`] has accepted. Packets of the same tunnel need only the checks of what differs.
+struct LastOuter {
+    words: OuterWords,
+    /// Sum of the words of the IPv4 header without those that differ.
+    sum: u64,
+}
+
+impl LastOuter {
+    /// No packet has these words: bits that are not compared are set.
+    const NONE: Self = Self { words: OuterWords([u64::MAX; 7]), sum: 0 };
+
+    #[inline(always)]
+    fn new(words: OuterWords, h: &[u8; QUICK]) -> Self {
+        let [version, fragment, addresses] = [be64(h, 14), be64(h, 20), be64(h, 26)];
+        let half = 0xffff_ffff;
+        let sum = (version >> 48) + (fragment >> 32) + (addresses >> 32) + (addresses & half);
+        Self { words, sum }
+    }
+
+    /// Returns whether [`quick_outer`] accepts a packet and finds the same tunnel.
+    #[inline(always)]
+    fn has_same(&self, words: &OuterWords, h: &[u8; QUICK], len: usize) -> bool {
+        let mut wrong = words.0.iter().zip(&self.words.0).fold(0, |wrong, (a, b)| wrong | (a ^ b));
+        let (lengths, checksum, udp) = (be64(h, 16), be64(h, 24) >> 48, be64(h, 32) & 0xffff);
+        let total = lengths >> 48;
+        wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
+        wrong |= (udp + 20) ^ total;
+        let sum = self.sum + total + (lengths >> 32 & 0xffff) + checksum;
+        let sum = (sum >> 32) + (sum & 0xffff_ffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        wrong |= sum ^ 0xffff;
+        wrong == 0
+    }
+}
+
 /// Origin of a packet whose outer headers are removed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stripped {
@@ -150,47 +212,70 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let ours = LocalEndpoint::new(underlay);
 
-        let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let mut last = (state.source.key, state.source.destination);
-        // VNI and source of the previous packet, and the remote and segment found for them.
+        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
+        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let mut outer = LastOuter::NONE;
+        // VNI and source of the previous tunnel, and the remote and segment found for them.
         let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
-        for (i, packet) in batch.as_slice().iter().enumerate() {
-            slow |= 1 << i;
-            let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
-            let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
-            if (vni, source) != (tunnel.0, tunnel.1) {
-                let Some(remote) = remotes
-                    .find_source(TunnelId { kind: ours.kind, id: Some(vni) }, IpAddr::V4(Ipv4Addr::from_bits(source)))
-                else {
-                    continue;
-                };
-                let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
-                tunnel = (vni, source, remote, segment);
-            }
-            let (_, _, remote, segment) = tunnel;
-            let Some(inner) = quick.last_chunk::<ETHERNET_LEN>() else { continue };
-            let (dst, src, ethertype) = addresses(inner, segment);
-            let special = ethertype != EtherType::IPV4.0
-                && (EtherType(ethertype).is_vlan()
-                    || self.is_watched(ethertype, packet.data().get(OUTER4..).unwrap_or_default()));
-            if special || packet.flags().intersects(SLOW_FLAGS) {
-                continue;
-            }
-            // No table contains a group address, so the lookup of such a destination fails without an extra
-            // check.
-            keys[i] = dst;
-            let here = Destination::Remote(remote).pack();
-            if (src, here) != last {
-                if !src.is_unicast() {
-                    continue;
+        let prepared = keys.iter_mut().zip(hashes.iter_mut());
+        for ((i, packet), (key, hash)) in batch.as_slice().iter().enumerate().zip(prepared) {
+            let is_fast = 'fast: {
+                let Some(quick) = packet.data().first_chunk::<QUICK>() else { break 'fast false };
+                let words = OuterWords::of(quick);
+                if !outer.has_same(&words, quick, packet.len()) {
+                    let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { break 'fast false };
+                    if (vni, source) != (tunnel.0, tunnel.1) {
+                        let id = TunnelId { kind: ours.kind, id: Some(vni) };
+                        let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
+                        let Some(remote) = found else { break 'fast false };
+                        let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else {
+                            break 'fast false;
+                        };
+                        tunnel = (vni, source, remote, segment);
+                    }
+                    outer = LastOuter::new(words, quick);
                 }
-                last = (src, here);
-                sources[new_sources] = src;
-                source_remote[new_sources] = remote;
-                new_sources += 1;
+                let (_, _, remote, segment) = tunnel;
+                let tail = be64(quick, OUTER4 + 6);
+                // No table contains a group address, so the lookup of such a destination fails without an extra
+                // check.
+                *key = Key::from_u64(u64::from(segment) << 48 | be64(quick, OUTER4) >> 16);
+                *hash = fdb.prepare(*key);
+                let here = Destination::Remote(remote).pack();
+                if packet.flags().intersects(SLOW_FLAGS) {
+                    break 'fast false;
+                }
+                if (tail, here) == known {
+                    break 'fast true;
+                }
+                let ethertype = tail as u16;
+                let special = ethertype != EtherType::IPV4.0
+                    && (EtherType(ethertype).is_vlan()
+                        || self.is_watched(ethertype, packet.data().get(OUTER4..).unwrap_or_default()));
+                if special {
+                    break 'fast false;
+                }
+                let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
+                if (src, here) != last {
+                    if !src.is_unicast() {
+                        break 'fast false;
+                    }
+                    last = (src, here);
+                    sources[new_sources] = src;
+                    source_remote[new_sources] = remote;
+                    new_sources += 1;
+                }
+                if ethertype == EtherType::IPV4.0 {
+                    known = (tail, here);
+                }
+                true
+            };
+            if !is_fast {
+                slow |= 1 << i;
             }
-            slow &= !(1 << i);
         }
         let here = |j: usize| Destination::Remote(source_remote[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
@@ -214,28 +299,30 @@ impl View<'_> {
                 c.local_tx.add(packets, bytes);
             }
         };
-        let n = packets.len();
         let special = slow;
-        fdb.find_batch(&keys[..n], |i, entry| {
+        // Frames in a row often go to one port.
+        let mut last: (u32, Option<&Attachment>) = (NO_DESTINATION, None);
+        for ((i, packet), (key, hash)) in packets.iter_mut().enumerate().zip(keys.iter().zip(&*hashes)) {
             if slow & 1 << i != 0 {
-                return;
+                continue;
+            }
+            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
+            if destination != last.0 {
+                last = (destination, self.layout.attachment_of_destination(destination));
+            }
+            if let Some(attachment) = last.1 {
+                let len = packet.len() - OUTER4;
+                if len <= attachment.max_frame && packet.trim_front(OUTER4) {
+                    packet.set_checksum_status(ChecksumStatus::NONE);
+                    // The removed outer headers leave enough headroom for a tag.
+                    if adapt_to_attachment(packet, attachment).is_ok() {
+                        tally.add(attachment.segment, len, count);
+                        continue;
+                    }
+                }
             }
             slow |= 1 << i;
-            let Some(entry) = entry else { return };
-            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else { return };
-            let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
-            let packet = &mut packets[i];
-            let len = packet.len() - OUTER4;
-            if len > attachment.max_frame || !packet.trim_front(OUTER4) {
-                return;
-            }
-            packet.set_checksum_status(ChecksumStatus::NONE);
-            // The removed outer headers leave enough headroom for a tag.
-            if adapt_to_attachment(packet, attachment).is_ok() {
-                slow &= !(1 << i);
-                tally.add(attachment.segment, len, count);
-            }
-        });
+        }
         tally.end(count);
         if slow != 0 {
             let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);

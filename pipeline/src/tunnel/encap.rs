@@ -23,9 +23,9 @@ use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::storm_control::FloodKind;
-use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
+use super::tables::{Destination, LocalPort, NextHop, Remote, Remotes, Underlay};
 use crate::Context;
-use crate::table::{HashTable, Key};
+use crate::table::{Entry, HashTable, Key, NO_DESTINATION};
 
 /// Number of header bytes that the fast path reads: Ethernet, IPv4 without options, and ports.
 const QUICK: usize = 38;
@@ -146,7 +146,7 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let Some(first) = self.layout.attachments.get(from as usize) else { return };
 
-        let Scratch { keys, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let (layout, worker) = (self.layout, state.worker);
         let count_rx = |segment: u16, packets, bytes| {
@@ -156,7 +156,10 @@ impl View<'_> {
         };
         let mut tally = Tally::new(first.segment);
         let mut last = (state.source.key, state.source.destination);
-        for (i, packet) in batch.as_slice().iter().enumerate() {
+        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
+        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let prepared = keys.iter_mut().zip(hashes.iter_mut()).zip(flows.iter_mut());
+        for ((i, packet), ((key, hash), flow)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let here = if SORTED { attachments[i] } else { from };
             let segment = if SORTED {
                 self.layout.attachments.get(here as usize).map_or(first.segment, |attachment| attachment.segment)
@@ -165,17 +168,26 @@ impl View<'_> {
             };
             let data = packet.data();
             tally.add(segment, packet.len(), count_rx);
-            let quick = data.first_chunk::<QUICK>();
-            let (Some(quick), Some(ethernet)) = (quick, data.first_chunk()) else {
+            let Some(quick) = data.first_chunk::<QUICK>() else {
                 slow |= 1 << i;
                 continue;
             };
             // No table contains a group address, so the lookup of such a destination fails without an extra
             // check.
-            let (dst, src, ethertype) = addresses(ethernet, segment);
-            keys[i] = dst;
-            let header = quick.last_chunk().unwrap_or(&[0; QUICK - ETHERNET_LEN]);
-            flows[i] = match quick_flow4(header, ethertype == EtherType::IPV4.0) {
+            *key = Key::from_u64(u64::from(segment) << 48 | be64(quick, 0) >> 16);
+            *hash = fdb.prepare(*key);
+            if packet.flags().intersects(SLOW_FLAGS) {
+                slow |= 1 << i;
+            }
+            let (tail, header) = (be64(quick, 6), quick.last_chunk().unwrap_or(&[0; QUICK - ETHERNET_LEN]));
+            if (tail, here) == known
+                && let Some(quick) = quick_flow4(header, true)
+            {
+                *flow = quick;
+                continue;
+            }
+            let ethertype = tail as u16;
+            *flow = match quick_flow4(header, ethertype == EtherType::IPV4.0) {
                 Some(flow) => flow,
                 None => {
                     let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
@@ -183,7 +195,7 @@ impl View<'_> {
                     Flow::from_frame(data, packet.len(), &state.parser)
                 }
             };
-            slow |= u64::from(packet.flags().intersects(SLOW_FLAGS)) << i;
+            let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
             if (src, here) != last {
                 if !src.is_unicast() {
                     slow |= 1 << i;
@@ -193,6 +205,9 @@ impl View<'_> {
                 sources[new_sources] = src;
                 source_at[new_sources] = here;
                 new_sources += 1;
+            }
+            if ethertype == EtherType::IPV4.0 {
+                known = (tail, here);
             }
         }
         tally.end(count_rx);
@@ -216,23 +231,27 @@ impl View<'_> {
                 c.overlay_tx.add(packets, bytes);
             }
         };
-        let n = packets.len();
         let special = slow;
-        fdb.find_batch(&keys[..n], |i, entry| {
-            let packet = &mut packets[i];
-            if let Some(entry) = entry
-                && let Destination::Remote(remote) = Destination::unpack(entry.destination())
-                && let Some(remote) = remotes.list.get(remote as usize)
-                && slow & 1 << i == 0
-            {
+        // Frames in a row often go to one remote.
+        let mut last: (u32, Option<&Remote>) = (NO_DESTINATION, None);
+        let prepared = keys.iter().zip(&*hashes).zip(&*flows);
+        for ((i, packet), ((key, hash), flow)) in packets.iter_mut().enumerate().zip(prepared) {
+            if slow & 1 << i != 0 {
+                continue;
+            }
+            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
+            if destination != last.0 {
+                last = (destination, remotes.of_destination(destination));
+            }
+            if let Some(remote) = last.1 {
                 let len = packet.len();
                 let done = match &remote.next_hop {
                     NextHop::Ready(template) => {
                         len <= remote.max_frame
-                            && encapsulate(packet, template, underlay, flows[i], &remote.sequence).is_ok()
+                            && encapsulate(packet, template, underlay, *flow, &remote.sequence).is_ok()
                     }
                     NextHop::InNic(_, number)
-                        if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, flows[i]) =>
+                        if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, *flow) =>
                     {
                         if let Some(c) = layout.counters(remote.segment, worker) {
                             c.nic_encapsulated.add(1);
@@ -244,11 +263,11 @@ impl View<'_> {
                 if done {
                     // Keys contain the segment, so the remote and the frame belong to the same segment.
                     tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
-                    return;
+                    continue;
                 }
             }
             slow |= 1 << i;
-        });
+        }
         tally.end(count_tx);
         if slow != 0 {
             let routed = self.route_batch::<0>(state, context, remotes, packets, slow & !special);

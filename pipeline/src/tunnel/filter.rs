@@ -67,6 +67,9 @@ pub(super) static TABLE: TableSpec = TableSpec {
 /// If a text is no rule, if its actions are not those of a filter, or if the rule table refuses it.
 pub(super) fn read_filter(table: &Settings<'_>, key: &Key<List<Text>>, ports: &[&str]) -> Result<Vec<Rule>> {
     let texts = table.read(key)?;
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
     let names: Vec<(&str, PortId)> = (0..).zip(ports).map(|(number, name)| (*name, PortId::new(number))).collect();
     if texts.len() > MAX_RULES {
         let message = format!("found {} rules, expected at most {MAX_RULES}", texts.len());

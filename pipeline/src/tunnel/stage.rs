@@ -155,8 +155,9 @@ pub(super) struct StageState {
 /// batch would cost as much as a header.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Keys of the destinations.
+    /// Keys of the destinations, with what [`crate::table::HashTable::prepare`] returned for them.
     pub(super) keys: [Key; BATCH],
+    pub(super) hashes: [u32; BATCH],
     pub(super) flows: [Flow; BATCH],
     /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
@@ -214,6 +215,7 @@ impl Gateway {
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],
+                hashes: [0; BATCH],
                 flows: [Flow::default(); BATCH],
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],

@@ -443,6 +443,15 @@ impl Layout {
         }
     }
 
+    /// Returns the attachment of a packed [`Destination`]; `None` if it is another place.
+    #[inline(always)]
+    pub(super) fn attachment_of_destination(&self, destination: u32) -> Option<&Attachment> {
+        match Destination::unpack(destination) {
+            Destination::Attachment(index) => self.attachments.get(index as usize),
+            Destination::Remote(_) | Destination::Router => None,
+        }
+    }
+
     /// Returns whether addresses that are learned at this place do not move.
     pub(super) fn is_sticky(&self, place: Destination) -> bool {
         let Destination::Attachment(index) = place else { return false };
@@ -557,6 +566,15 @@ pub struct Remotes {
 }
 
 impl Remotes {
+    /// Returns the remote of a packed [`Destination`]; `None` if it is another place.
+    #[inline(always)]
+    pub(super) fn of_destination(&self, destination: u32) -> Option<&Remote> {
+        match Destination::unpack(destination) {
+            Destination::Remote(index) if destination != crate::table::NO_DESTINATION => self.list.get(index as usize),
+            _ => None,
+        }
+    }
+
     /// Creates the remotes from a list. `id` returns the identifier of a segment in tunnel headers.
     pub fn new(list: Vec<Remote>, id: impl Fn(u16) -> TunnelId) -> Self {
         let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address)));
