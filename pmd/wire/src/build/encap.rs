@@ -55,6 +55,8 @@ pub enum PayloadType {
     EtherType(u8),
     /// Protocol number of the outer IP header: 4 (RFC 2003) or 41 (RFC 2473).
     IpProtocol,
+    /// The same number at this offset of the tunnel header, which is an IPv6 extension header.
+    NextHeader(u8),
 }
 
 /// Fields of a tunnel header that differ from packet to packet. Offsets count from the start of the tunnel header.
@@ -549,8 +551,9 @@ impl OuterHeaders {
     #[inline(never)]
     fn write_variable(&self, out: &mut [u8], p: &EncapFields) {
         let VariableFields { checksum, sequence, flow_id, flow_label, payload_type } = self.variable;
+        let protocol = if p.carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 };
         if payload_type == Some(PayloadType::IpProtocol) {
-            self.write_protocol(out, if p.carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 });
+            self.write_protocol(out, protocol);
         }
         if flow_label
             && self.is_ipv6()
@@ -562,8 +565,10 @@ impl OuterHeaders {
         }
         let start = usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 };
         let Some(header) = out.get_mut(start..) else { return };
-        if let Some(PayloadType::EtherType(at)) = payload_type {
-            write_at(header, Some(at), &payload_ethertype(p).0.to_be_bytes());
+        match payload_type {
+            Some(PayloadType::EtherType(at)) => write_at(header, Some(at), &payload_ethertype(p).0.to_be_bytes()),
+            Some(PayloadType::NextHeader(at)) => write_at(header, Some(at), &[protocol.0]),
+            Some(PayloadType::IpProtocol) | None => {}
         }
         write_at(header, sequence, &p.sequence.to_be_bytes());
         write_at(header, flow_id, &[(p.entropy >> 24) as u8]);
