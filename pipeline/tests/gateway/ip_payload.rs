@@ -117,7 +117,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -139,7 +139,7 @@ fn tunnel(keys: &str, remote: &str) -> (Lab, UnderlayHost) {
 }
 
 /// Runs the control thread; the local host answers ARP and ND. Returns all other frames.
-fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
+pub(crate) fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
     let mut sent = Vec::new();
     for _ in 0..4 {
         for (port, bytes) in lab.settle() {
@@ -157,7 +157,7 @@ fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
 }
 
 /// Returns an IP packet with a UDP datagram of `len` bytes.
-fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+pub(crate) fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
     packet(HOST, HOST, src, dst, ttl, IpProtocol::UDP, &{
         let mut body = vec![0x5a; 8 + len];
         udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 }.emit(&mut body).unwrap();
@@ -167,7 +167,7 @@ fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
 }
 
 /// Returns an IP packet as the frame of a local host, or as the router's frame for it.
-fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
     let ethertype = if packet[0] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
     [&dst.0[..], &src.0, &ethertype.0.to_be_bytes(), packet].concat()
 }
