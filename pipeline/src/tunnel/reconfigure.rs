@@ -1,9 +1,10 @@
 //! Changes of a gateway's configuration while its workers forward.
 //!
 //! Segments are identified by kind of tunnel and VNI or SID, those without both by kind and name. Attachments are
-//! identified by port and VLAN, remotes by address. What stays keeps its index in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do
-//! not notice the change. The workers see the new segments and the new remotes at two moments, one shortly after the
-//! other. In between, only parts that the change adds or removes can lose packets.
+//! identified by port and VLAN, remotes by address. What stays keeps its index in the tables ([`super::places`]), its
+//! forwarding entries, counters and next hop, so its packets do not notice the change. The workers see the new segments
+//! and the new remotes at two moments, one shortly after the other. In between, only parts that the change adds or
+//! removes can lose packets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};

@@ -73,7 +73,7 @@ pub struct TunnelKind {
 pub struct Sids {
     /// SID of the gateway, the destination of received packets. It names the segment.
     pub local: Ipv6Addr,
-    /// What the gateway does at that SID.
+    /// Behaviour of the gateway at that SID.
     pub behaviour: srv6::Behaviour,
     /// First SID of the path to the remote, the destination of sent packets.
     pub first: Ipv6Addr,

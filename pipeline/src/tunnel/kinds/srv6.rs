@@ -40,7 +40,7 @@ pub static KIND: TunnelKind = TunnelKind {
 /// buffer.
 const MAX_LISTED: usize = 7;
 
-/// What the gateway does with packets to its SID (RFC 8986 section 4).
+/// Behaviour of the gateway at its SID (RFC 8986 section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     /// Decapsulates IPv4 packets and routes them.
