@@ -89,9 +89,12 @@ fn routing(next: u8, segments_left: u8, path: &[&str]) -> Vec<u8> {
     bytes
 }
 
+/// Type of the first extension header, and all of them.
+type Headers = (u8, Vec<u8>);
+
 /// Returns the extension headers of valid packets: none, one with the path or a reduced one, one with TLVs, one behind
 /// options, and one behind a routing header of another type.
-fn valid_headers(next: u8) -> [(u8, Vec<u8>); 6] {
+fn valid_headers(next: u8) -> [Headers; 6] {
     let mut hmac = routing(next, 0, &["fc00:5::1"]);
     hmac[1] += 6;
     hmac.extend([0, 4, 5, 0, 0, 0, 0, 0, 5, 38]);
@@ -264,7 +267,7 @@ fn packets_are_dropped_by_reason() {
     };
     let udp = [&[0x9c, 0x40, 0x12, 0xb5, 0, 48, 0, 0][..], &[0; 40]].concat();
     let echo = [128, 0, 0, 0, 0, 1, 0, 1];
-    let cases: Vec<((u8, Vec<u8>), &[u8], DropReason)> = vec![
+    let cases: Vec<(Headers, &[u8], DropReason)> = vec![
         (with(3, 1), &inner, DropReason::SegmentsLeft),
         (with(3, 2), &inner, DropReason::SegmentsLeft),
         (with(3, 3), &inner, DropReason::BadTunnelHeader),

@@ -65,8 +65,14 @@ pub struct TunnelKind {
     pub(crate) settings: Option<KindSettings>,
     /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel
     /// header names the segment.
-    pub(crate) sids: Option<fn(options: &[u8]) -> Option<Sids>>,
+    pub(crate) sids: Option<ReadSids>,
 }
+
+/// Returns the SIDs in the options of a segment; `None` if it has none.
+pub(crate) type ReadSids = fn(options: &[u8]) -> Option<Sids>;
+/// Reads the table of a kind in that of a segment with this payload. Returns the options of the header in the form that
+/// [`TunnelKind::write`] takes.
+pub(crate) type ReadSettings = fn(&Settings<'_>, Payload) -> Result<Box<[u8]>, ConfigError>;
 
 /// Segment identifiers (SIDs, RFC 8986 section 3) of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,9 +203,8 @@ pub(crate) struct PlainHeader {
 pub(crate) struct KindSettings {
     /// Description of the table.
     pub(crate) table: &'static ConfigTable,
-    /// Reads the table of a segment with this payload. Returns the options of the header in the form that
-    /// [`TunnelKind::write`] takes.
-    pub(crate) read: fn(&Settings<'_>, Payload) -> Result<Box<[u8]>, ConfigError>,
+    /// Reads the table.
+    pub(crate) read: ReadSettings,
 }
 
 impl fmt::Debug for TunnelKind {

@@ -222,7 +222,7 @@ fn write(_: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate {
 /// Reads the extension headers of a packet to a SID of the gateway. The type of the payload is the upper-layer header.
 fn parse(protocol: IpProtocol, bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
     let mut extensions = ipv6::Extensions::new(protocol, bytes);
-    while let Some(extension) = extensions.next() {
+    for extension in extensions.by_ref() {
         let extension = extension.map_err(|_| DropReason::BadTunnelHeader)?;
         if extension.kind == IpProtocol::ROUTING {
             check_routing(extension.bytes)?;
