@@ -202,6 +202,22 @@ const CELLS: &[Cell] = &[
         field: ["geneve.vni", "0x00002a"],
         inner: ROUTED,
     },
+    Cell {
+        name: "VXLAN-GPE with IP packets over IPv4",
+        ipv6: false,
+        link: "vxlan dstport 4790 external gpe",
+        segment: "kind = \"vxlan-gpe\"\nvni = 42\npayload = \"ip\"",
+        field: ["vxlan.vni", "42"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "VXLAN-GPE with IP packets over IPv6",
+        ipv6: true,
+        link: "vxlan dstport 4790 external gpe",
+        segment: "kind = \"vxlan-gpe\"\nvni = 42\npayload = \"ip\"",
+        field: ["vxlan.vni", "42"],
+        inner: ROUTED,
+    },
 ];
 
 /// SRv6 of the guest.
@@ -485,9 +501,12 @@ impl Peer {
                     continue;
                 }
                 let via = match srv6 {
-                    None => "",
-                    Some(_) if network.contains(':') => "via fd00:2::1",
-                    Some(_) => "via 10.2.0.1",
+                    // The route has the tunnel of such a device.
+                    None if link.contains("external") && cell.ipv6 => format!("encap ip6 id 42 dst {remote} csum"),
+                    None if link.contains("external") => format!("encap ip id 42 dst {remote}"),
+                    None => String::new(),
+                    Some(_) if network.contains(':') => "via fd00:2::1".to_owned(),
+                    Some(_) => "via 10.2.0.1".to_owned(),
                 };
                 self.guest.sh(&format!("ip route replace {network} {via} dev tun0"));
             }

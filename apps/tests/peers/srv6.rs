@@ -51,8 +51,8 @@ pub(crate) fn outgoing_are_valid(variant: Variant) {
     }
 }
 
-/// The host gets the frames of valid packets unchanged, and all others are counted by their reason. The remote finds the
-/// SID by neighbour discovery.
+/// The host gets the frames of valid packets unchanged, and all others are counted by their reason. The remote finds
+/// the SID by neighbour discovery.
 pub(crate) fn incoming_are_checked(variant: Variant) {
     let mut world = World::new(variant, 1, 0, 1500);
     world.plug_remote();

@@ -14,7 +14,7 @@ use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
 use super::kinds::srv6::Behaviour;
-use super::kinds::{Carrier, Payload, TunnelKind};
+use super::kinds::{Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
@@ -193,7 +193,7 @@ pub struct Segment {
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
     /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or an IP packet is
-    /// the payload or Ethernet follows IP, which ports do not segment.
+    /// the payload, or ports do not segment tunnels of the kind.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -397,7 +397,7 @@ impl Layout {
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.is_routed_tunnel()
-                    || segment.kind.carrier == Carrier::Srv6
+                    || !segment.kind.ports_segment
                     || segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,

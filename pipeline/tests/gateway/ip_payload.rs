@@ -61,8 +61,14 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
 ",
     )
     .frames;
-    let kinds: [(&str, Option<u32>, &[u8], &str); 7] = [
+    let kinds: [(&str, Option<u32>, &[u8], &str); 8] = [
         ("geneve", Some(42), &[], "UDP(sport=50000, dport=6081)/GENEVE(vni=42, proto=proto)"),
+        (
+            "vxlan-gpe",
+            Some(42),
+            &[],
+            "UDP(sport=50000, dport=4790)/VXLAN(vni=42, flags='Instance+NextProtocol', NextProtocol=proto)",
+        ),
         ("gre", None, &[], "GRE(proto=proto)"),
         ("gre", Some(7), &[], "GRE(proto=proto, key_present=1, key=7)"),
         ("gre", None, &[0x80], "GRE(proto=proto, chksum_present=1)"),
@@ -85,7 +91,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
             for (n, packet) in inner.iter().map(|inner| tunnelled(&template, inner)).enumerate() {
                 ours.push(packet);
                 // Without UDP ports, the flow label is entropy (RFC 6438).
-                let label = if name == "geneve" { 0 } else { 0xa_bcde };
+                let label = if ["geneve", "vxlan-gpe"].contains(&name) { 0 } else { 0xa_bcde };
                 script += &format!(
                     "proto, protocol = {}\n\
                      outer = IPv6(src='fd00:9::1', dst='fd00:9::2', hlim=64, tc=0xb9, fl={label}, nh=protocol) if {} \
@@ -94,6 +100,8 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
                     match (name, n) {
                         ("geneve", 0) => "0x0800, 17",
                         ("geneve", _) => "0x86dd, 17",
+                        ("vxlan-gpe", 0) => "1, 17",
+                        ("vxlan-gpe", _) => "2, 17",
                         ("gre", 0) => "0x0800, 47",
                         ("gre", _) => "0x86dd, 47",
                         (_, 0) => "0, 4",
@@ -106,7 +114,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
         }
     }
     let theirs = oracle::scapy(&none, &script).frames;
-    assert_eq!(ours.len(), 28);
+    assert_eq!(ours.len(), 32);
     for (n, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
         assert_eq!(hex(ours), hex(theirs), "packet {n}");
     }
@@ -173,12 +181,13 @@ pub(crate) fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
 }
 
 /// Kind, keys of the segment, identifier and options.
-const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 5] = [
+const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 6] = [
     ("geneve", "kind = 'geneve'\nvni = 42\npayload = 'ip'", Some(42), &[]),
     ("gre", "kind = 'gre'", None, &[]),
     ("gre", "kind = 'gre'\nvni = 7", Some(7), &[]),
     ("gre", "kind = 'gre'\nvni = 7\ngre = { checksum = true, sequence = true }", Some(7), &[0x90]),
     ("ipip", "kind = 'ipip'", None, &[]),
+    ("vxlan-gpe", "kind = 'vxlan-gpe'\nvni = 42\npayload = 'ip'", Some(42), &[]),
 ];
 
 /// Returns the tunnel packet that carries an IP packet to the gateway.
@@ -280,7 +289,11 @@ fn hostile_tunnel_packets_are_dropped_by_reason() {
             u16::from_be_bytes([stranger[28], stranger[29]]),
         );
         stranger[24..26].copy_from_slice(&sum.to_be_bytes());
-        let reason = if kind.0 == "geneve" { DropReason::BadL4Checksum } else { DropReason::UnknownRemote };
+        let reason = if ["geneve", "vxlan-gpe"].contains(&kind.0) {
+            DropReason::BadL4Checksum
+        } else {
+            DropReason::UnknownRemote
+        };
         refuse(&mut lab, &mut host, &stranger, reason);
         // An inner packet that is cut off.
         let at = good.len() - 68;

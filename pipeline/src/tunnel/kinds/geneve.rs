@@ -38,6 +38,7 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GeneveOam, 0)
             .exact(Field::GeneveCritical, 0)
     }),
+    ports_segment: true,
     settings: Some(KindSettings { table: &OPTIONS, read }),
     sids: None,
 };

@@ -36,6 +36,7 @@ pub static GRETAP: TunnelKind = TunnelKind {
             None => item.exact(Field::GreFlags, 0),
         }
     }),
+    ports_segment: true,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };
@@ -56,6 +57,7 @@ pub static GRE: TunnelKind = TunnelKind {
     length,
     plain: None,
     match_item: None,
+    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };

@@ -24,10 +24,11 @@ pub mod ipip;
 pub mod nvgre;
 pub mod srv6;
 pub mod vxlan;
+pub mod vxlan_gpe;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 7] =
-    [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND, &srv6::KIND];
+pub static KINDS: [&TunnelKind; 8] =
+    [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND, &srv6::KIND, &vxlan_gpe::KIND];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
@@ -61,6 +62,8 @@ pub struct TunnelKind {
     /// Returns the item of a flow rule that matches exactly the headers with this identifier which `parse` accepts
     /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
     pub(crate) match_item: Option<fn(id: Option<u32>) -> Item>,
+    /// True if ports segment superframes in tunnels with Ethernet frames. Else they are cut before the tunnel.
+    pub(crate) ports_segment: bool,
     /// Settings of the kind in a table `[[segment]]`.
     pub(crate) settings: Option<KindSettings>,
     /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel
@@ -288,8 +291,14 @@ mod tests {
                         protocol = IpProtocol::IPV6;
                     }
                     assert!(len >= kind.header_len && (len == kind.header_len) == (kind.needs_id || id.is_none()));
-                    if let Some(PayloadType::EtherType(at)) = variable.payload_type {
-                        bytes[usize::from(at)..][..2].copy_from_slice(&payload.0.to_be_bytes());
+                    match variable.payload_type {
+                        Some(PayloadType::EtherType(at)) => {
+                            bytes[usize::from(at)..][..2].copy_from_slice(&payload.0.to_be_bytes());
+                        }
+                        Some(PayloadType::NextProtocol(at)) => {
+                            bytes[usize::from(at)] = if payload == EtherType::IPV4 { 1 } else { 2 };
+                        }
+                        _ => {}
                     }
                     bytes.extend([if payload == EtherType::IPV6 { 0x60 } else { 0x45 }; 40]);
                     let expected = TunnelHeader { id, len, payload, has_checksum: false };

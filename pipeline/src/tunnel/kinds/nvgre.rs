@@ -36,6 +36,7 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GreProto, EtherType::TRANSPARENT_ETHERNET.0.into())
             .with(Field::GreKey, key)
     }),
+    ports_segment: true,
     settings: None,
     sids: None,
 };
