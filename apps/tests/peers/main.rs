@@ -32,6 +32,7 @@ mod routing;
 mod rules;
 mod scapy_remote;
 mod segments;
+mod srv6;
 mod superframes;
 mod tcp;
 mod underlay;
@@ -185,6 +186,24 @@ gre! {
     gre_af_packet_ipv6, by("af_packet", true);
     gre_af_xdp_ipv4, by("af_xdp", false);
     gre_mlx5_ipv4, by("mlx5", false);
+}
+
+/// SRv6 with Ethernet frames.
+macro_rules! srv6 {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            frames_out: crate::srv6::outgoing_are_valid;
+            frames_in: crate::srv6::incoming_are_checked;
+        })*
+    };
+}
+
+srv6! {
+    srv6_af_packet, by("af_packet", true);
+    srv6_af_xdp, by("af_xdp", true);
+    srv6_mlx5, by("mlx5", true);
 }
 
 /// Streams through the router.

@@ -3,7 +3,7 @@
 //! All checks that need no open port are done here, including those of cross references.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -19,7 +19,7 @@ use wirepath_wire::{MacAddr, Vni};
 use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::filter::{SEGMENT_FILTER, read_filter};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
+use super::kinds::{Carrier, HeaderTemplate, KINDS, Payload, Sids, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
 use super::move_damping;
@@ -56,7 +56,7 @@ const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
 const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
-    Key::choice_of("kind", ethernet_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
+    Key::choice_of("kind", default_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
 const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", all_kinds)
     .absent("`kind` of the underlay")
     .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
@@ -380,13 +380,24 @@ pub struct SegmentConfig {
 impl SegmentConfig {
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
-        TunnelId { kind: self.kind.number(), id: self.vni }
+        TunnelId { kind: self.kind.number(), id: self.vni, sid: self.sids().map(|sids| sids.local) }
     }
 
-    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers
-    /// with the payload, and without an identifier the name.
+    /// Returns the SIDs of the segment, if its kind has SIDs.
+    pub fn sids(&self) -> Option<Sids> {
+        (self.kind.sids?)(&self.options)
+    }
+
+    /// Returns the destination address of packets to a remote: its address, or the first SID of the path to it.
+    pub fn destination(&self, remote: IpAddr) -> IpAddr {
+        self.sids().map_or(remote, |sids| sids.first.into())
+    }
+
+    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers or
+    /// the SID with the payload, and without both the name.
     pub(super) fn identity(&self) -> (TunnelId, Payload, Option<&str>) {
-        (self.tunnel_id(), self.payload, self.vni.is_none().then_some(&self.name))
+        let id = self.tunnel_id();
+        (id, self.payload, (id.id.is_none() && id.sid.is_none()).then_some(&self.name))
     }
 
     /// Returns whether the segment is a layer-3 tunnel.
@@ -437,6 +448,8 @@ struct Reader<'p> {
     /// `None` if the underlay has errors: what depends on it is not checked.
     underlay: Option<&'p UnderlayConfig>,
     vnis: HashMap<TunnelId, String>,
+    /// Segment of each SID of the gateway.
+    sids: HashMap<Ipv6Addr, String>,
     /// Kinds of tunnels of the segments so far.
     kinds: Vec<&'static TunnelKind>,
     /// Segment of each remote whose packets have no identifier.
@@ -476,6 +489,7 @@ impl GatewayConfig {
             routing: routing.as_ref().ok(),
             underlay: underlay.as_ref().ok(),
             vnis: HashMap::new(),
+            sids: HashMap::new(),
             kinds: Vec::new(),
             without_id: HashMap::new(),
             accepting: HashMap::new(),
@@ -501,6 +515,11 @@ impl GatewayConfig {
         let bfd = BfdConfig::read(root, &underlay, &segments)?;
         check_backups(root, bfd.as_ref(), &segments)?;
         Ok(Self { segments, underlay, routing, bfd })
+    }
+
+    /// Returns the SIDs of the gateway, in the order of the segments.
+    pub fn local_sids(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.segments.iter().filter_map(SegmentConfig::sids).map(|sids| sids.local)
     }
 
     /// Returns the segment with this identifier in tunnel headers and this configured remote.
@@ -653,7 +672,7 @@ impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
         let kind = self.kind(table)?;
         let payload = payload(table, kind)?;
-        let options = options(table, kind)?;
+        let options = options(table, kind, payload)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
         let remotes = self.remotes(table, &locals)?;
@@ -690,14 +709,19 @@ impl Reader<'_> {
             check_routed_tunnel(table, router.is_some(), remotes.len());
         }
         let vni = vni?;
-        let id = TunnelId { kind: kind.number(), id: vni };
+        let sids = kind.sids.and_then(|sids| sids(&options));
+        if kind.carrier == Carrier::Srv6 && !is_local {
+            self.check_sids(table, &name, sids, &locals, &remotes);
+        }
         match vni {
             Some(vni) => {
+                let id = TunnelId { kind: kind.number(), id: Some(vni), sid: None };
                 if let Some(other) = self.vnis.insert(id, name.clone()) {
                     let message = format!("{vni} is the {} of segment \"{other}\" already", kind.id_name);
                     table.record(vni_span.error(message));
                 }
             }
+            None if sids.is_some() => {}
             None => self.without_identifier(table, kind, &name, &remotes, accept_unknown_remotes),
         }
         if name.chars().any(char::is_control) {
@@ -766,6 +790,47 @@ impl Reader<'_> {
         }
         self.kinds.push(kind);
         Ok(kind)
+    }
+
+    /// Checks the SIDs of a segment and its remotes. The packets to all of its remotes take the same path, so a
+    /// segment has one.
+    fn check_sids(
+        &mut self,
+        table: &Settings<'_>,
+        name: &str,
+        sids: Option<Sids>,
+        locals: &[IpAddr],
+        remotes: &[RemoteConfig],
+    ) {
+        let Some(Sids { local, first, .. }) = sids else {
+            let missing = || table.error_in("srv6", "missing, expected a table with \"local_sid\" and \"segs\"");
+            return table.record(table.misspelt("srv6").unwrap_or_else(missing));
+        };
+        if let Some(other) = self.sids.insert(local, name.to_owned()) {
+            let message = format!("local_sid {local} is that of segment \"{other}\" already");
+            table.record(table.error_in("srv6", message));
+        }
+        if let Some(v4) = remotes.iter().find(|remote| remote.address.is_ipv4()) {
+            let message = format!("found {}, expected an IPv6 address: SIDs are IPv6 addresses", v4.address);
+            table.record(table.error_in(&REMOTES, message));
+        }
+        if remotes.len() > 1 {
+            let message = format!("found {} remotes, expected one: \"segs\" is the path to one remote", remotes.len());
+            table.record(table.error_in(&REMOTES, message));
+        }
+        let Some(underlay) = self.underlay else { return };
+        if underlay.addresses.iter().any(|prefix| prefix.address == local) {
+            let message = format!("local_sid {local} is an address of the underlay, expected another address");
+            table.record(table.error_in("srv6", message));
+        }
+        if remotes.iter().any(|remote| remote.address == local) {
+            table.record(
+                table.error_in(&REMOTES, format!("{local} is the local SID, expected the address of a remote")),
+            );
+        }
+        if let Err(message) = check_remote(underlay, locals, first.into(), "IPv6") {
+            table.record(table.error_in("srv6", format!("segs: {message}")));
+        }
     }
 
     /// Checks that packets of a segment without identifier can be told apart from those of others: by their source.
@@ -874,6 +939,13 @@ impl Reader<'_> {
 
 /// Returns the identifier in a segment's tunnel headers.
 fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result<Option<u32>> {
+    if kind.max_id == 0 {
+        if table.has(&VNI) {
+            let message = format!("found in a segment of kind {:?}, whose packets have no identifier", kind.name);
+            table.record(table.error_in(&VNI, message));
+        }
+        return Ok(None);
+    }
     // The range of the kind, which may be wider than that of the key.
     let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
     if vni.is_some() && kind.max_id == 0 {
@@ -892,9 +964,11 @@ fn all_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
     KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect()
 }
 
-/// Returns the kinds of tunnels that carry Ethernet frames: word, value and description.
-fn ethernet_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
-    all_kinds().into_iter().filter(|(_, kind, _)| kind.carries(Payload::Ethernet)).collect()
+/// Returns the kinds of tunnels that carry Ethernet frames and need no table in each segment: word, value and
+/// description.
+fn default_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
+    let is_default = |kind: &TunnelKind| kind.carries(Payload::Ethernet) && kind.sids.is_none();
+    all_kinds().into_iter().filter(|(_, kind, _)| is_default(kind)).collect()
 }
 
 /// Returns the payload of a segment's tunnels.
@@ -949,13 +1023,13 @@ fn check_routed_tunnel(table: &Settings<'_>, has_router: bool, remotes: usize) {
 }
 
 /// Returns the options of a segment's tunnel headers.
-fn options(table: &Settings<'_>, kind: &TunnelKind) -> Result<Box<[u8]>> {
+fn options(table: &Settings<'_>, kind: &TunnelKind, payload: Payload) -> Result<Box<[u8]>> {
     let mut options = Box::default();
     let own = kind.settings.as_ref().map(|settings| settings.table.name);
     for known in KINDS {
         let Some(settings) = &known.settings else { continue };
         if known == kind {
-            options = (settings.read)(table)?;
+            options = (settings.read)(table, payload)?;
         } else if own != Some(settings.table.name) && table.has(settings.table) {
             let message = format!("found in a segment of kind {:?}, expected only for {:?}", kind.name, known.name);
             table.record(table.error_in(settings.table, message));

@@ -585,8 +585,8 @@ impl GatewayControl {
         let frame = packet.data();
         let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
         let found = parser.parse_stack(frame, 0, packet.len()).ok().and_then(|outer| {
-            let (source, _) = outer.ip_addresses(frame)?;
-            let found = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
+            let (source, dst) = outer.ip_addresses(frame)?;
+            let found = self.layout.underlay.find_tunnel(frame, &outer, dst)?.read(frame).ok()?;
             Some((found.id, source))
         });
         let Some((id, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
@@ -597,7 +597,8 @@ impl GatewayControl {
         if !known {
             let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
-            let next_hop = self.next_hops.next_hop(source);
+            let destination = self.segment_config(segment).map_or(source, |it| it.destination(source));
+            let next_hop = self.next_hops.next_hop(destination);
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
@@ -761,7 +762,7 @@ impl GatewayControl {
 }
 
 pub(super) fn tunnel_id(layout: &Layout, segment: u16) -> TunnelId {
-    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: None }, |segment| segment.tunnel_id())
+    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: None, sid: None }, |it| it.tunnel_id())
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.

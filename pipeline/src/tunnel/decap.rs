@@ -228,7 +228,7 @@ impl View<'_> {
                 if !outer.has_same(&words, quick, packet.len()) {
                     let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { break 'fast false };
                     if (vni, source) != (tunnel.0, tunnel.1) {
-                        let id = TunnelId { kind: ours.kind, id: Some(vni) };
+                        let id = TunnelId { kind: ours.kind, id: Some(vni), sid: None };
                         let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
                         let Some(remote) = found else { break 'fast false };
                         let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else {
@@ -462,13 +462,16 @@ impl View<'_> {
             return Err(DropReason::OuterFragment.into());
         }
         match outer.l4_type() {
-            L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
+            // A SID takes its payload only.
+            L4Type::Icmpv4 | L4Type::Icmpv6 if underlay.find_sid(dst).is_none() => {
+                return Err(super::host::classify_echo(frame, &outer, src));
+            }
             _ => {}
         }
-        let Some(found) = underlay.find_tunnel(frame, &outer) else {
+        let Some(found) = underlay.find_tunnel(frame, &outer, dst) else {
             return Err(self.classify_bfd(state, context, packet, &outer, (src, dst)));
         };
-        if outer.l4_type() == L4Type::Udp {
+        if found.udp_port.is_some() {
             match frame.get(outer.l4() + 6..).and_then(|b| b.first_chunk()).map(|b| u16::from_be_bytes(*b)) {
                 // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
                 Some(0) if outer.l3_type() == L3Type::Ipv6 && !underlay.accept_zero_checksum6 => {
@@ -490,7 +493,7 @@ impl View<'_> {
         if header.has_checksum && !packet.flags().contains(Flags::TX_SEGMENT) {
             check_sum(packet, found.start, end, checksum::Sum::ZERO)?;
         }
-        // Segments without identifier are distinguished by their remotes.
+        // Segments without identifier are distinguished by their remotes, those with SIDs by the destination.
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
         let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;

@@ -14,6 +14,7 @@ use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
+use super::kinds::srv6::Behaviour;
 use super::kinds::{Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
@@ -85,6 +86,8 @@ pub struct Underlay {
     pub v6: Vec<Ipv6Addr>,
     /// The gateway's addresses with their networks.
     pub networks: Vec<Prefix>,
+    /// The gateway's SIDs, which are destinations of tunnel packets only, with what it does there.
+    pub sids: HashMap<Ipv6Addr, Behaviour>,
     /// Kinds of tunnels that the segments use. The first one is the default, which has the fast path.
     pub kinds: Vec<ActiveKind>,
     /// Received packets of the default kind on the fast path.
@@ -123,6 +126,7 @@ impl Underlay {
             v4,
             v6,
             networks: config.addresses.clone(),
+            sids: segments.iter().filter_map(SegmentConfig::sids).map(|sids| (sids.local, sids.behaviour)).collect(),
             plain: PlainPackets::new(&kinds),
             kinds,
             source_ports: (first, u32::from(last - first) + 1),
@@ -139,12 +143,18 @@ impl Underlay {
         first.wrapping_add(((u64::from(entropy) * u64::from(count)) >> 32) as u16)
     }
 
-    /// Returns whether an address belongs to the gateway.
+    /// Returns whether an address belongs to the gateway, as one of its addresses or SIDs.
     pub fn has_address(&self, ip: IpAddr) -> bool {
         match ip {
             IpAddr::V4(ip) => self.v4.contains(&ip),
-            IpAddr::V6(ip) => self.v6.contains(&ip),
+            IpAddr::V6(ip) => self.v6.contains(&ip) || self.sids.contains_key(&ip),
         }
+    }
+
+    /// Returns the SID of the gateway with this address, and its behaviour.
+    pub fn find_sid(&self, ip: IpAddr) -> Option<(Ipv6Addr, Behaviour)> {
+        let IpAddr::V6(ip) = ip else { return None };
+        self.sids.get(&ip).map(|behaviour| (ip, *behaviour))
     }
 
     /// Returns whether a VTEP can have this address: a unicast address of another host, which is neither the
@@ -163,6 +173,8 @@ pub struct Segment {
     pub kind: &'static TunnelKind,
     /// Network identifier in tunnel headers, if they have one.
     pub vni: Option<u32>,
+    /// SID of the gateway for the segment, if the kind has SIDs.
+    pub sid: Option<Ipv6Addr>,
     /// Payload of its tunnels.
     pub payload: Payload,
     /// Indices of the segment's attachments.
@@ -186,7 +198,7 @@ pub struct Segment {
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
     /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or an IP packet is
-    /// the payload, which ports do not segment.
+    /// the payload, or ports do not segment tunnels of the kind.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -219,7 +231,7 @@ impl Segment {
 
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
-        TunnelId { kind: self.kind.number(), id: self.vni }
+        TunnelId { kind: self.kind.number(), id: self.vni, sid: self.sid }
     }
 }
 
@@ -390,6 +402,7 @@ impl Layout {
             let new = Segment {
                 kind: segment.kind,
                 vni: id.id,
+                sid: id.sid,
                 payload: segment.payload,
                 attachments: place.attachments.clone(),
                 remotes: place.remotes.clone(),
@@ -400,7 +413,9 @@ impl Layout {
                 filter: filters.get(FilterOwner::Segment(place.index)),
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-                cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),
+                cuts_superframes: segment.is_routed_tunnel()
+                    || !segment.kind.ports_segment
+                    || segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,
@@ -563,6 +578,8 @@ pub struct Remotes {
     pub decapsulated_by_nic: bool,
     /// Remotes by identifier of the segment and address.
     sources: RemoteMap,
+    /// Remotes of the segments with SIDs, by SID and address.
+    sources_by_sid: HashMap<(Ipv6Addr, IpAddr), u32>,
 }
 
 impl Remotes {
@@ -578,13 +595,19 @@ impl Remotes {
     /// Creates the remotes from a list. `id` returns the identifier of a segment in tunnel headers.
     pub fn new(list: Vec<Remote>, id: impl Fn(u16) -> TunnelId) -> Self {
         let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address)));
-        Self { list, decapsulated_by_nic: false, sources }
+        let used = (0..).zip(&list).filter(|(_, remote)| !remote.address.is_unspecified());
+        let by_sid = |(index, remote): (u32, &Remote)| Some(((id(remote.segment).sid?, remote.address), index));
+        let sources_by_sid = used.filter_map(by_sid).collect();
+        Self { list, decapsulated_by_nic: false, sources, sources_by_sid }
     }
 
     /// Returns the index of the remote with this segment and outer source address.
     #[inline(always)]
     pub fn find_source(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
-        self.sources.find(id, address)
+        match id.sid {
+            None => self.sources.find(id, address),
+            Some(sid) => self.sources_by_sid.get(&(sid, address)).copied(),
+        }
     }
 }
 
@@ -601,7 +624,8 @@ impl RemoteMap {
         let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
         for (index, (id, address)) in remotes.enumerate() {
-            if address.is_unspecified() {
+            // Those of segments with SIDs have a map of their own.
+            if address.is_unspecified() || id.sid.is_some() {
                 continue;
             }
             let (key, bits) = Self::key(id, address);
@@ -675,13 +699,23 @@ mod tests {
         for i in 0..1000u32 {
             list.push(remote(2, &Ipv4Addr::from(0x0b00_0000 + i).to_string()));
         }
-        let id = |segment: u16| TunnelId { kind: 0, id: (segment != 1).then(|| u32::from(segment) + 100) };
+        let sid = |segment| (segment >= 3).then(|| Ipv6Addr::from_bits(0xfc00 << 112 | u128::from(segment)));
+        let id = |segment: u16| TunnelId {
+            kind: 0,
+            id: (segment != 1 && segment < 3).then(|| u32::from(segment) + 100),
+            sid: sid(segment),
+        };
+        // Segments with SIDs may have the same remotes.
+        list.extend([remote(3, "fd00::1"), remote(4, "fd00::1"), remote(4, "fd00::2")]);
         let remotes = Remotes::new(list.clone(), id);
         for (i, r) in list.iter().enumerate() {
             assert_eq!(remotes.find_source(id(r.segment), r.address), Some(i as u32));
-            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99) }, r.address), None);
-            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0) }, r.address), None);
-            assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99), sid: None }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0), sid: None }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: None, sid: sid(9) }, r.address), None);
+            if r.segment < 3 {
+                assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
+            }
         }
         assert_eq!(Remotes::new(Vec::new(), id).find_source(id(0), list[0].address), None);
     }
@@ -695,6 +729,7 @@ mod tests {
             v4: Vec::new(),
             v6: Vec::new(),
             networks: Vec::new(),
+            sids: HashMap::new(),
             kinds: Vec::new(),
             plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),

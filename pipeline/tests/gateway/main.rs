@@ -13,6 +13,7 @@ mod reconfigure;
 mod routing;
 mod routing_fast;
 mod segments;
+mod srv6;
 mod stepped;
 mod suppression;
 mod threaded;

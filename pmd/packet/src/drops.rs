@@ -69,6 +69,9 @@ drop_reasons! {
     TunnelPayload, "tunnel_payload", "the tunnel carries another protocol than its segment";
     TunnelControl, "tunnel_control", "control packet of a tunnel (O bit, RFC 8926 section 3.4), which is not forwarded";
     CriticalOption, "critical_option", "the tunnel header has an unknown critical option (RFC 8926 section 3.5)";
+    SegmentsLeft, "segments_left", "the SRv6 packet has segments left at the last SID of a path (RFC 8986 section 4.6)";
+    RoutingType, "routing_type", "the routing header has segments left and an unknown type (RFC 8200 section 4.4)";
+    SidUpperLayer, "sid_upper_layer", "the behaviour of the SID takes no such payload (RFC 8986 section 4.1.1)";
     UnknownRemote, "unknown_remote", "the tunnel packet comes from an address that is not a remote of its segment";
     RemoteLimit, "remote_limit", "the segment has learned as many VTEPs as it may, and all of them are in use";
     NotForUs, "not_for_us", "neither the Ethernet nor the IP destination is an own address";

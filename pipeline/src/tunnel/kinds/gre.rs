@@ -25,7 +25,7 @@ pub static GRETAP: TunnelKind = TunnelKind {
     header_len: gre::HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length,
     plain: None,
     // The flags are exact: a NIC verifies no checksum.
@@ -36,7 +36,9 @@ pub static GRETAP: TunnelKind = TunnelKind {
             None => item.exact(Field::GreFlags, 0),
         }
     }),
+    ports_segment: true,
     settings: Some(KindSettings { table: &SETTINGS, read }),
+    sids: None,
 };
 
 /// GRE with IP packets.
@@ -51,11 +53,13 @@ pub static GRE: TunnelKind = TunnelKind {
     header_len: gre::HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length,
     plain: None,
     match_item: None,
+    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
+    sids: None,
 };
 
 const CHECKSUM: Key<WithDefault<Flag>> =
@@ -75,7 +79,7 @@ static SETTINGS: ConfigTable = ConfigTable {
 };
 
 /// Returns the optional fields as one byte, the first one of a GRE header; no byte without them.
-fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
+fn read(segment: &Settings<'_>, _: Payload) -> Result<Box<[u8]>, ConfigError> {
     segment.read_table(&SETTINGS, |table| {
         let checksum = if table.read(&CHECKSUM)? { FLAG_CHECKSUM } else { 0 };
         let sequence = if table.read(&SEQUENCE)? { FLAG_SEQUENCE } else { 0 };

@@ -25,7 +25,7 @@ pub static KIND: TunnelKind = TunnelKind {
     header_len: HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length: gre::length,
     plain: None,
     // The FlowID may have any value.
@@ -36,7 +36,9 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GreProto, EtherType::TRANSPARENT_ETHERNET.0.into())
             .with(Field::GreKey, key)
     }),
+    ports_segment: true,
     settings: None,
+    sids: None,
 };
 
 fn write(id: Option<u32>, payload: Payload, _: &[u8]) -> HeaderTemplate {
