@@ -106,6 +106,8 @@ pub(super) enum Rejection {
     Host,
     /// A BFD packet for the control thread.
     Bfd,
+    /// An ICMP error about a packet that was too long, for the control thread.
+    TooBig,
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
@@ -119,6 +121,7 @@ impl Rejection {
             Self::Drop(_) => "the packet is not decapsulated",
             Self::Host => "an ARP or ND message for the control thread",
             Self::Bfd => "a BFD packet for the control thread",
+            Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
             Self::Echo(..) => "an echo request to the gateway",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
@@ -321,6 +324,7 @@ impl View<'_> {
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
+            Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
             Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
                 context.punt(packet, PuntCode::NewRemote.pack());
@@ -375,7 +379,10 @@ impl View<'_> {
             return Err(DropReason::OuterFragment.into());
         }
         match outer.l4_type() {
-            L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
+            L4Type::Icmpv4 | L4Type::Icmpv6 => {
+                let too_big = self.classify_too_big(state, context, remotes, packet, &outer, (src, dst));
+                return Err(too_big.unwrap_or_else(|| super::host::classify_echo(frame, &outer, src)));
+            }
             _ => {}
         }
         let Some(found) = underlay.find_tunnel(frame, &outer) else {
@@ -563,7 +570,7 @@ pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Re
 }
 
 /// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
-fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
+pub(super) fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
     let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
     let mut sum = pseudo;
     for segment in packet.segments() {

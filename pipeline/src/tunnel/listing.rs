@@ -129,6 +129,12 @@ static REMOTES: TableSpec = TableSpec {
              down: its BFD session is not up; standby: backup of remotes that are up",
         ),
         Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
+        Column::gauge(
+            "path_mtu",
+            Unit::Bytes,
+            "Largest outer IP packet: MTU of the underlay, or what a router reported",
+        ),
+        Column::counter("too_big_messages", Unit::Packets, "Valid ICMP errors about tunnel packets that were too long"),
     ],
 };
 
@@ -222,6 +228,8 @@ impl GatewayControl {
                         route.mac.map(|mac| mac.to_string()).into(),
                         state.into(),
                         remote.max_frame.into(),
+                        self.path_mtus.of(route.local, remote.address, self.underlay_mtu).into(),
+                        route.too_big_messages.into(),
                     ]
                 });
             }

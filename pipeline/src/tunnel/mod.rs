@@ -16,6 +16,7 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - `path_mtu`: the MTU of the path to each remote, from ICMP errors.
 //! - [`bfd`]: liveness of remotes.
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
@@ -58,6 +59,7 @@ mod mss;
 pub mod neighbour;
 mod next_hops;
 mod outer;
+mod path_mtu;
 mod places;
 mod policer;
 mod reconfigure;
@@ -75,6 +77,7 @@ pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;
 pub use outer::{ActiveKind, TunnelId, outer_headers};
+pub use path_mtu::PathMtuStats;
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
 pub use storm_control::StormLimits;

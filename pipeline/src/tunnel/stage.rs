@@ -33,6 +33,8 @@ pub enum PuntCode {
     Host,
     /// A BFD packet of a known pair of addresses.
     Bfd,
+    /// An ICMP error about a tunnel packet that is longer than the MTU of a router.
+    TooBig,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
     /// An ARP or ND message for the router of a segment. The packet has a tag with the segment.
@@ -54,6 +56,7 @@ impl PuntCode {
             Self::RouterHost => 2,
             Self::Route => 3,
             Self::Bfd => 4,
+            Self::TooBig => 5,
             Self::Unresolved(remote) => remote | Self::UNRESOLVED,
         }
     }
@@ -66,6 +69,7 @@ impl PuntCode {
             2 => Self::RouterHost,
             3 => Self::Route,
             4 => Self::Bfd,
+            5 => Self::TooBig,
             code => Self::Unresolved(code & !Self::UNRESOLVED),
         }
     }

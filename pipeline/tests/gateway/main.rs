@@ -8,6 +8,7 @@ mod kinds;
 mod lab;
 mod learned_remotes;
 mod link;
+mod path_mtu;
 mod reconfigure;
 mod routing;
 mod routing_fast;

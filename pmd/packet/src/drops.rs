@@ -84,6 +84,7 @@ drop_reasons! {
     BfdAuthentication, "bfd_authentication", "the BFD packet has authentication, which no session uses";
     BfdTtl, "bfd_ttl", "the TTL of the BFD packet is too small: it passed a router (RFC 5881 section 5)";
     BfdNoSession, "bfd_no_session", "no BFD session has the addresses, port and discriminator of the BFD packet";
+    BadIcmpQuote, "bad_icmp_quote", "the ICMP error quotes no packet that the gateway can have sent to a remote";
     NoRoute, "no_route", "there is no route to the destination or to the tunnel's remote";
     NotRoutable, "not_routable", "the destination is a group, broadcast or link-local address, which is not routed";
     Blackhole, "blackhole", "a blackhole route drops the packet";
