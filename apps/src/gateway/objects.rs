@@ -53,6 +53,7 @@ macro_rules! segment_keys {
             Argument::optional("accept_unknown_remotes", Flag, "whether unlisted VTEPs are accepted and learned"),
             Argument::optional("inner_vlans", Text, "tags inside the tunnel: discard or carry"),
             Argument::optional("clamp_mss", Flag, "whether the MSS of TCP connections is lowered"),
+            Argument::optional("outer_fragmentation", Flag, "whether long tunnel packets are sent as IP fragments"),
             Argument::optional("vrf", Text, "VRF of the segment's router"),
             Argument::optional("addresses", List, "addresses of the router with their prefix lengths"),
             Argument::optional("router_mac", Text, "Ethernet address of the router"),

@@ -212,6 +212,7 @@ macro_rules! path_mtu {
             $variant,
             reported: crate::path_mtu::a_router_reports_its_mtu;
             forged: crate::path_mtu::forged_messages_are_refused;
+            fragments: crate::path_mtu::the_kernel_joins_fragments;
         })*
     };
 }

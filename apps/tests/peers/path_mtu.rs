@@ -23,8 +23,8 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// Creates the networks. `vxlan` are more words for the VXLAN device behind the router, whose MTU is `mtu`.
-    pub(crate) fn new(variant: Variant, vxlan: &str, mtu: u32) -> Self {
+    /// Creates the networks. The VXLAN device behind the router has this MTU and ignores that of its network.
+    pub(crate) fn new(variant: Variant, mtu: u32) -> Self {
         let mut world = World::new(variant, 1, 0, 1500);
         world.plug_remote();
         let far = world.lab.namespace("far");
@@ -48,7 +48,7 @@ impl Routed {
         far.ip(&format!("addr add {remote}/{prefix} dev eth0{nodad}"));
         far.ip(&format!("route add default via {own}"));
         let vtep = variant.vtep();
-        far.ip(&format!("link add vx0 type vxlan id {VNI} local {remote} remote {vtep} dev eth0 dstport 4789 {vxlan}"));
+        far.ip(&format!("link add vx0 type vxlan id {VNI} local {remote} remote {vtep} dstport 4789 df unset"));
         far.ip(&format!("link set vx0 mtu {mtu} up"));
         let source = remote_address(0);
         far.ip(&format!("addr add {source}/24 dev vx0"));
@@ -90,7 +90,7 @@ pub(crate) fn shown(client: &mut Client, column: &str) -> u64 {
 
 /// The gateway learns the MTU from the kernel's ICMP error, and the host from that of the gateway.
 pub(crate) fn a_router_reports_its_mtu(variant: Variant) {
-    let routed = Routed::new(variant, "", SMALL - variant.overhead());
+    let routed = Routed::new(variant, SMALL - variant.overhead());
     let (world, far) = (&routed.world, &routed.far);
     let (mut gateway, mut client) = routed.start(&world.ports(), "");
     let (host, router) = (&world.hosts[0], &world.remotes[0]);
@@ -136,7 +136,7 @@ pub(crate) fn a_router_reports_its_mtu(variant: Variant) {
 
 /// Messages of scapy that quote no packet of the gateway change nothing. Of a true packet, they do.
 pub(crate) fn forged_messages_are_refused(variant: Variant) {
-    let routed = Routed::new(variant, "", SMALL - variant.overhead());
+    let routed = Routed::new(variant, SMALL - variant.overhead());
     let world = &routed.world;
     let (mut gateway, mut client) = routed.start(&world.ports(), "");
     let (host, router) = (&world.hosts[0], &world.remotes[0]);
@@ -149,7 +149,8 @@ def outer(**f):
     base = dict(src=vtep, dst=remote)
     return IPv6(**{{**base, **f}}) if v6 else IP(**{{**base, 'flags': 'DF', **f}})
 def quote(ip={{}}, udp={{}}, vni={VNI}, size=1500):
-    head = outer(**ip)/UDP(**{{'sport': 50000, 'dport': 4789, **udp}})/VXLAN(flags=8, vni=vni)/Ether(src='02:00:00:00:00:05', dst='02:00:00:00:00:06', type=0x88b5)
+    head = outer(**ip)/UDP(**{{'sport': 50000, 'dport': 4789, **udp}})/VXLAN(flags=8, vni=vni)
+    head /= Ether(src='02:00:00:00:00:05', dst='02:00:00:00:00:06', type=0x88b5)
     return bytes(head/Raw(bytes(size - len(head))))
 def message(q, mtu=1300, source=None, cut=1200 if v6 else 500):
     source = source or ('2001:db8::9' if v6 else '192.0.2.9')
@@ -202,4 +203,53 @@ emit(message(quote(), mtu=1350))
     assert!(eventually(WAIT_LIMIT, || shown(&mut client, "path_mtu") == 1350), "the valid message counts");
     let summary = gateway.stop();
     assert_eq!((frames.len(), summary.drops("bad_icmp_quote")), (13, 13), "{}", summary.json);
+}
+
+/// Frames as long as the hosts' networks take pass the router as fragments. The kernel joins those of the gateway.
+pub(crate) fn the_kernel_joins_fragments(variant: Variant) {
+    let routed = Routed::new(variant, SMALL - variant.overhead());
+    let (world, far) = (&routed.world, &routed.far);
+    let (host, router) = (&world.hosts[0], &world.remotes[0]);
+    host.ip("link set eth0 mtu 1500");
+    world.gateway.ip("link set lan0 mtu 1500");
+    let ports = world.ports().replace(&format!("mtu = {}\n", world.inner_mtu()), "mtu = 1500\n");
+    let (mut gateway, mut client) = routed.start(&ports, "outer_fragmentation = true");
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let mut to_router = router.frames("eth0");
+    let mss = 1500 - 40;
+    far.ip(&format!("route replace 10.1.0.0/24 dev vx0 src {} advmss {mss}", remote_address(0)));
+    // The answers are as long, so the remote sends them as fragments of the inner packet.
+    let ping = |size: &str| {
+        let outcome =
+            host.run(&["ping", "-n", "-M", "do", "-s", size, "-i", "0.01", "-w", "10", "-c", "5", &remote_address(0)]);
+        outcome.stdout.contains(" 0% packet loss")
+    };
+    // Fragments of the first packets are as long as the gateway's own network takes. A packet of it that is not
+    // fragmented makes the router report its MTU.
+    assert!(eventually(WAIT_LIMIT, || {
+        pings(host, &remote_address(0), world.inner_mtu() - 28, 1);
+        shown(&mut client, "path_mtu") == u64::from(SMALL)
+    }));
+    to_router.drain();
+    assert!(ping("1472"), "1500 bytes with DF");
+    let fragments: Vec<Vec<u8>> = to_router.drain().into_iter().map(|frame| frame.bytes).collect();
+    oracle::assert_clean(&fragments);
+    assert!(fragments.iter().all(|bytes| bytes.len() <= 1414));
+    let first = if variant.ipv6 { "ipv6.fraghdr.more" } else { "ip.flags.mf" };
+    let is_first = |row: &Vec<String>| row[0].split(',').next().is_some_and(|it| it == "1" || it == "True");
+    let found = oracle::fields(&fragments, &[first]).iter().filter(|row| is_first(row)).count();
+    assert_eq!(found, 5, "first fragments");
+    // Superframes are cut first.
+    let (sent, received) = crate::tcp::transfer(host, far, &remote_address(0), BYTES);
+    assert_eq!((sent, sent.0), (received, BYTES), "bytes and checksum");
+    assert!(shown_segment(&mut client, "outer_fragments") > 2 * (BYTES / 1500));
+    let summary = gateway.stop();
+    assert_eq!(summary.drops("too_big"), 0, "{}", summary.json);
+}
+
+/// Returns a number of the only row of `wirepath show segments`.
+fn shown_segment(client: &mut Client, column: &str) -> u64 {
+    let table = client.show("segments", &[], None).expect("a table");
+    let at = table.columns.iter().position(|name| name == column).expect("a column");
+    table.rows[0][at].as_u64().expect("a number")
 }

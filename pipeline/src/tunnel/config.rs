@@ -23,6 +23,7 @@ use super::mirror::MIRROR;
 use super::move_damping;
 use super::mss::CLAMP_MSS;
 use super::outer::TunnelId;
+use super::outer_fragments::{MAX_INNER_MTU, OUTER_FRAGMENTATION};
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
 use super::suppression::{self, SuppressionConfig};
@@ -176,9 +177,9 @@ const AGEING: Key<WithDefault<Integer<u32>>> = Key::integer("ageing", 0..=1_000_
     .unit("seconds")
     .default(300)
     .about("Time after which a learned address that sends nothing is removed. 0: never.");
-const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
+const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=MAX_INNER_MTU as i64)
     .unit("bytes")
-    .absent("what the headers of the tunnel leave of the underlay port's MTU")
+    .absent("what the headers of the tunnel leave of the underlay port's MTU; 9202 with outer_fragmentation")
     .about("Largest IP packet inside the tunnel. The sender of a larger one gets an ICMP error.");
 const ACCEPT_UNKNOWN_REMOTES: Key<WithDefault<Flag>> = Key::flag("accept_unknown_remotes")
     .default(false)
@@ -212,6 +213,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
         &CLAMP_MSS,
+        &OUTER_FRAGMENTATION,
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
@@ -356,6 +358,8 @@ pub struct SegmentConfig {
     pub inner_vlans: InnerVlans,
     /// If true, the MSS of TCP connections through the tunnels is lowered.
     pub clamp_mss: bool,
+    /// If true, tunnel packets that are longer than the path takes are sent as fragments.
+    pub outer_fragmentation: bool,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
@@ -401,6 +405,13 @@ impl SegmentConfig {
             Payload::Ethernet => ETHERNET_LEN + self.inner_vlans.tag_len(),
             Payload::Ip => 0,
         }
+    }
+
+    /// Length of the longest frame that the segment's tunnels carry in fragments; 0 if they send none. Frames to the
+    /// router of a layer-3 tunnel have an Ethernet header.
+    pub(super) fn longest_fragmented(&self) -> usize {
+        let mtu = usize::from(self.mtu.unwrap_or(MAX_INNER_MTU));
+        if self.outer_fragmentation { mtu + self.link_len().max(ETHERNET_LEN) } else { 0 }
     }
 
     /// Returns a counter for the sequence numbers of a remote; `None` if the tunnel headers have none.
@@ -508,6 +519,9 @@ impl GatewayConfig {
     ///
     /// It is the smallest over the remotes. Without a list of them, remotes of each IP version of the gateway count.
     pub fn inner_mtu(&self, segment: &SegmentConfig, underlay: u16) -> u16 {
+        if segment.outer_fragmentation {
+            return segment.mtu.unwrap_or(MAX_INNER_MTU);
+        }
         let listed = segment.remotes.iter().map(|remote| remote.address);
         let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
         let room = |remote| {
@@ -525,7 +539,9 @@ impl GatewayConfig {
             for remote in &segment.remotes {
                 let taken = segment.overhead(remote.address) + segment.link_len();
                 let left = underlay.saturating_sub(taken);
-                let wanted = segment.mtu.map_or(68, usize::from);
+                // Longer packets are sent as fragments.
+                let needed = segment.mtu.filter(|_| !segment.outer_fragmentation);
+                let wanted = needed.map_or(68, usize::from);
                 if wanted > left {
                     let message = format!(
                         "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards \
@@ -658,6 +674,7 @@ impl Reader<'_> {
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
         let inner_vlans = table.read(&INNER_VLANS)?;
         let clamp_mss = table.read(&CLAMP_MSS)?;
+        let outer_fragmentation = table.read(&OUTER_FRAGMENTATION)?;
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -728,6 +745,7 @@ impl Reader<'_> {
             accept_unknown_remotes,
             inner_vlans,
             clamp_mss,
+            outer_fragmentation,
             storm_limits,
             learn_rules,
             suppression,

@@ -8,6 +8,7 @@ use crossbeam_queue::ArrayQueue;
 use serde_json::{Value, json};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::OuterHeaders;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
@@ -24,6 +25,7 @@ use super::move_damping::MoveDamping;
 use super::neighbour::{Millis, NeighbourAction, NeighbourState};
 use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
+use super::outer_fragments::FragmentIds;
 use super::path_mtu::PathMtus;
 use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
@@ -163,6 +165,7 @@ impl GatewayControl {
             routes: router.tables(),
             hops: router.hops(),
             expected_replies,
+            fragment_ids: Arc::new(FragmentIds::new()),
         };
         let underlay = &config.underlay;
         let mut control = Self {
@@ -541,9 +544,10 @@ impl GatewayControl {
     fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.layout.underlay;
         let len = packet.len();
-        let Some(Remote { next_hop, segment, sequence, .. }) = self.list.get(remote as usize) else {
+        let Some(to) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
+        let Remote { next_hop, segment, sequence, .. } = to;
         let (NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _)) = next_hop else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
@@ -554,9 +558,35 @@ impl GatewayControl {
                 if let Some(counters) = self.layout.counters(*segment, self.workers) {
                     counters.overlay_tx.add(1, len);
                 }
+                if len > to.max_frame && to.max_fragmented > 0 && !packet.flags().contains(Flags::TX_SEGMENT) {
+                    return self.send_fragments(plane, packet, template, to);
+                }
                 plane.send(underlay.port, packet);
             }
             Err(reason) => plane.drop(packet, reason),
+        }
+    }
+
+    /// Sends a tunnel packet that is longer than the path takes.
+    fn send_fragments(&self, plane: &mut ControlPlane, packet: Packet, template: &OuterHeaders, to: &Remote) {
+        let port = self.layout.underlay.port;
+        let Some(pool) = plane.pool(port).cloned() else { return plane.drop(packet, DropReason::NoBuffer) };
+        let mut fragments = match self.tables.fragment_ids.divide(packet, template, to) {
+            Ok(fragments) => fragments,
+            Err((packet, reason)) => return plane.drop(packet, reason),
+        };
+        // One of the fragments stands for the packet.
+        (1..fragments.remaining()).for_each(|_| plane.count_generated());
+        while let Some(fragment) = fragments.next_fragment(&pool) {
+            match fragment {
+                Ok(fragment) => {
+                    if let Some(counters) = self.layout.counters(to.segment, self.workers) {
+                        counters.outer_fragments.add(1);
+                    }
+                    plane.send(port, fragment);
+                }
+                Err(reason) => plane.count_drops(reason, 1),
+            }
         }
     }
 
@@ -734,6 +764,7 @@ impl GatewayControl {
                     "mirrored": s.mirrored,
                     "too_big": s.too_big,
                     "told_too_big": s.icmp_too_big,
+                    "outer_fragments": s.outer_fragments,
                     "learned": l.learned,
                     "moved": l.moved,
                     "aged": l.aged,

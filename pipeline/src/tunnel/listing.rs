@@ -36,6 +36,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("unknown_unicast", Unit::Packets, "Replicated unicast frames with an unknown destination"),
         Column::counter("too_big", Unit::Packets, "Frames too long for the underlay"),
         Column::counter("icmp_too_big", Unit::Packets, "ICMP messages sent about frames that were too long"),
+        Column::counter("outer_fragments", Unit::Packets, "Fragments sent of tunnel packets too long for the path"),
         Column::counter("routed_in_packets", Unit::Packets, "Packets that the router took from the segment"),
         Column::counter("routed_in_bytes", Unit::Bytes, "Bytes of those packets with their Ethernet headers"),
         Column::counter("routed_out_packets", Unit::Packets, "Packets that the router sent in the segment"),
@@ -258,6 +259,7 @@ impl GatewayControl {
             row.extend([packets.into(), bytes.into()]);
         }
         row.extend([stats.flooded, stats.unknown_unicast, stats.too_big, stats.icmp_too_big].map(Value::from));
+        row.push(stats.outer_fragments.into());
         for (packets, bytes) in [stats.routed_in, stats.routed_out] {
             row.extend([packets.into(), bytes.into()]);
         }

@@ -16,6 +16,7 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - `outer_fragments`: fragments of tunnel packets that are longer than the path takes.
 //! - `path_mtu`: the MTU of the path to each remote, from ICMP errors.
 //! - [`bfd`]: liveness of remotes.
 //! - `bindings`: IP addresses of the hosts in segments.
@@ -59,6 +60,7 @@ mod mss;
 pub mod neighbour;
 mod next_hops;
 mod outer;
+mod outer_fragments;
 mod path_mtu;
 mod places;
 mod policer;

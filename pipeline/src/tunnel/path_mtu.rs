@@ -19,6 +19,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_wire::checksum::{Sum, pseudo6};
 use wirepath_wire::{HeaderOffsets, IpProtocol, L3Type, Parser, Tunnels, icmpv4, icmpv6, ipv4, ipv6, udp};
 
+use super::config::SegmentConfig;
 use super::control::{GatewayControl, max_frame};
 use super::decap::{Rejection, check_sum};
 use super::kinds::Payload;
@@ -324,6 +325,7 @@ impl GatewayControl {
             let segment = self.places.position(remote.segment).and_then(|at| self.config.segments.get(at));
             let mtu = self.path_mtus.of(route.local, remote.address, self.underlay_mtu);
             remote.max_frame = max_frame(&self.config.underlay, mtu, segment, remote.address);
+            remote.max_fragmented = segment.map_or(0, SegmentConfig::longest_fragmented);
         }
         self.dirty = true;
     }

@@ -14,6 +14,7 @@ use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
+use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
@@ -96,6 +97,8 @@ pub struct GatewayTables {
     pub(super) known_hosts: Arc<Shared<KnownHosts>>,
     /// Replies to solicitations of the gateway.
     pub(super) expected_replies: Arc<ExpectedReplies>,
+    /// Identifications of fragmented tunnel packets.
+    pub(super) fragment_ids: Arc<FragmentIds>,
 }
 
 impl fmt::Debug for GatewayTables {
@@ -108,8 +111,10 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies } = self;
-        View { layout: layout.read(guard), remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies }
+        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids } =
+            self;
+        let layout = layout.read(guard);
+        View { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids }
     }
 }
 
@@ -125,6 +130,7 @@ pub(super) struct View<'g> {
     pub(super) claims: &'g ArrayQueue<Claim>,
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
+    pub(super) fragment_ids: &'g FragmentIds,
 }
 
 /// The gateway stage of one worker.

@@ -501,8 +501,10 @@ pub struct Remote {
     pub address: IpAddr,
     /// Index of the segment.
     pub segment: u16,
-    /// Maximum length of an inner frame in bytes.
+    /// Maximum length of an inner frame in bytes, whose tunnel packet the path takes.
     pub max_frame: usize,
+    /// Maximum length of an inner frame whose tunnel packet is sent as fragments; 0 if the segment sends none.
+    pub max_fragmented: usize,
     /// State of the next hop.
     pub next_hop: NextHop,
     /// Next sequence number in tunnel headers, if they have one. All workers take their numbers from it.
@@ -513,7 +515,13 @@ impl Remote {
     /// Creates a remote whose next hop is not resolved. `config` has the settings of its segment.
     pub(super) fn new(address: IpAddr, segment: u16, max_frame: usize, config: Option<&SegmentConfig>) -> Self {
         let sequence = config.and_then(SegmentConfig::new_sequence);
-        Self { address, segment, max_frame, next_hop: NextHop::Resolving, sequence }
+        let max_fragmented = config.map_or(0, SegmentConfig::longest_fragmented);
+        Self { address, segment, max_frame, max_fragmented, next_hop: NextHop::Resolving, sequence }
+    }
+
+    /// Maximum length of an inner frame in bytes.
+    pub fn longest_frame(&self) -> usize {
+        self.max_frame.max(self.max_fragmented)
     }
 }
 
@@ -622,6 +630,7 @@ mod tests {
             address: address.parse().unwrap(),
             segment,
             max_frame: 1500,
+            max_fragmented: 0,
             next_hop: NextHop::Resolving,
             sequence: None,
         };

@@ -8,6 +8,7 @@ mod kinds;
 mod lab;
 mod learned_remotes;
 mod link;
+mod outer_fragments;
 mod path_mtu;
 mod reconfigure;
 mod routing;

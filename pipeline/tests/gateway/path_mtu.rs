@@ -10,7 +10,7 @@ use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, WAN, frame, vxlan};
 use crate::routing::packet;
 
 /// Address of a router of the underlay, of the same IP version as the remote.
-fn router(remote: &str) -> &'static str {
+pub(crate) fn router(remote: &str) -> &'static str {
     if remote.contains('.') { "192.0.2.9" } else { "2001:db8::9" }
 }
 
@@ -55,14 +55,14 @@ fn send(lab: &mut Lab, v6: bool, len: usize) -> Vec<u8> {
     sent.into_iter().next().unwrap().1
 }
 
-fn udp(len: usize) -> Vec<u8> {
+pub(crate) fn udp(len: usize) -> Vec<u8> {
     let mut body = vec![0x5a; len];
     wirepath_wire::udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 - 8 }.emit(&mut body).unwrap();
     body
 }
 
 /// Returns the message of a router that a packet of the gateway is too long.
-fn too_big(from: &str, sent: &[u8], mtu: u16) -> Vec<u8> {
+pub(crate) fn too_big(from: &str, sent: &[u8], mtu: u16) -> Vec<u8> {
     let mut out = vec![0; 2000];
     let layers = *parse(sent).unwrap().outer();
     let len = icmp_error(&mut out, sent, &layers, PEER, from.parse().unwrap(), IcmpError::TooBig(mtu)).unwrap();
@@ -71,7 +71,7 @@ fn too_big(from: &str, sent: &[u8], mtu: u16) -> Vec<u8> {
 }
 
 /// Returns the ICMP type and the MTU of an error that the gateway sends to a local host.
-fn reported(frame: &[u8]) -> (u8, usize) {
+pub(crate) fn reported(frame: &[u8]) -> (u8, usize) {
     let l4 = parse(frame).unwrap().outer().l4();
     (frame[l4], u32::from_be_bytes(*frame[l4 + 4..].first_chunk().unwrap()) as usize)
 }
