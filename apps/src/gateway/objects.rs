@@ -208,6 +208,7 @@ static UNDERLAY: ConfigObject = ConfigObject {
                 Argument::optional("ttl", Number, "outer TTL or hop limit"),
                 Argument::optional("dscp", NumberOrText, "outer DSCP, or copy"),
                 Argument::optional("udp_checksum", Text, "standard, always or zero"),
+                Argument::optional("reassembly", Flag, "whether fragments of tunnel packets are joined"),
             ],
         )],
     },

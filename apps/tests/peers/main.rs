@@ -213,6 +213,7 @@ macro_rules! path_mtu {
             reported: crate::path_mtu::a_router_reports_its_mtu;
             forged: crate::path_mtu::forged_messages_are_refused;
             fragments: crate::path_mtu::the_kernel_joins_fragments;
+            reassembly: crate::path_mtu::fragments_of_the_kernel_are_joined;
         })*
     };
 }

@@ -253,3 +253,77 @@ fn shown_segment(client: &mut Client, column: &str) -> u64 {
     let at = table.columns.iter().position(|name| name == column).expect("a column");
     table.rows[0][at].as_u64().expect("a number")
 }
+
+/// The kernel's VXLAN device sends outer fragments (`df unset`), which the gateway joins. The kernel joins those of the
+/// gateway.
+pub(crate) fn fragments_of_the_kernel_are_joined(variant: Variant) {
+    let routed = Routed::new(variant, 1500);
+    let (world, far) = (&routed.world, &routed.far);
+    let host = &world.hosts[0];
+    host.ip("link set eth0 mtu 1500");
+    world.gateway.ip("link set lan0 mtu 1500");
+    if variant.ipv6 {
+        // The VXLAN device sends no fragments over IPv6.
+        return fragments_of_scapy_are_joined(&routed);
+    }
+    // The kernel would tell its own hosts the MTU of the path, as the gateway does.
+    far.ip(&format!("route replace 10.1.0.0/24 dev vx0 src {} mtu lock 1500", remote_address(0)));
+    let ports = world.ports().replace(&format!("mtu = {}\n", world.inner_mtu()), "mtu = 1500\n");
+    let (mut gateway, _client) = routed.start(&ports, "outer_fragmentation = true");
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let mut from_router = world.net.frames("r0");
+    // The path MTU is found, and known hosts are published.
+    assert!(eventually(WAIT_LIMIT, || pings(host, &remote_address(0), 1472, 5)), "1500 bytes with DF");
+    from_router.drain();
+    for (from, to) in [(host, remote_address(0)), (far, host_address(0))] {
+        assert!(pings(from, &to, 1472, 20), "1500 bytes with DF to {to}");
+    }
+    let fragments: Vec<Vec<u8>> = from_router.drain().into_iter().map(|frame| frame.bytes).collect();
+    oracle::assert_clean(&fragments);
+    let more = if variant.ipv6 { "ipv6.fraghdr.more" } else { "ip.flags.mf" };
+    let is_first = |row: &Vec<String>| row[0].split(',').next().is_some_and(|it| it == "1" || it == "True");
+    let found = oracle::fields(&fragments, &[more]).iter().filter(|row| is_first(row)).count();
+    assert_eq!(found, 40, "first fragments of the kernel");
+    for (from, to, address) in [(far, host, host_address(0)), (host, far, remote_address(0))] {
+        let (sent, received) = crate::tcp::transfer(from, to, &address, BYTES);
+        assert_eq!((sent, sent.0), (received, BYTES), "bytes and checksum to {address}");
+    }
+    let summary = gateway.stop();
+    for reason in ["fragment_overlap", "fragment_duplicate", "outer_fragment", "bad_fragment", "bad_l4_checksum"] {
+        assert_eq!(summary.drops(reason), 0, "{reason}: {}", summary.json);
+    }
+}
+
+/// Scapy sends the fragments of a long tunnel packet over IPv6, in the order of their names and the other way round.
+fn fragments_of_scapy_are_joined(routed: &Routed) {
+    let world = &routed.world;
+    let host = &world.hosts[0];
+    let ports = world.ports().replace(&format!("mtu = {}\n", world.inner_mtu()), "mtu = 1500\n");
+    let (mut gateway, _client) = routed.start(&ports, "");
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let inner = crate::world::ethernet(host.mac("eth0"), [2, 0, 0, 0, 0x77, 1], &"fragments ".repeat(148));
+    let script = format!(
+        "
+ip = IPv6(src='{}', dst='{}')
+body = bytes((IPv6(bytes(ip/UDP(sport=50000, dport=4789)/VXLAN(flags=8, vni={VNI})/Raw(frames[0])))).payload)
+for n in (1, 2):
+    parts = [ip/IPv6ExtHdrFragment(nh=17, id=n, offset=at // 8, m=int(at + 512 < len(body)))/Raw(body[at:at + 512])
+             for at in range(0, len(body), 512)]
+    [emit(Ether(src='{}', dst='{}')/p) for p in (parts if n == 1 else reversed(parts))]
+",
+        routed.remote(),
+        world.variant.vtep(),
+        colons(world.remotes[0].mac("eth0")),
+        colons(world.gateway.mac("wan")),
+    );
+    let frames = oracle::scapy(&[&inner], &script).frames;
+    assert_eq!(frames.len(), 6);
+    let (wire, mut seen) = (world.remotes[0].frames("eth0"), host.frames("eth0"));
+    for frame in &frames {
+        wire.send(frame).expect("sent");
+    }
+    for _ in 0..2 {
+        assert!(seen.receive_where(WAIT_LIMIT, |frame| frame.bytes == inner).is_some(), "the frame arrives");
+    }
+    gateway.stop();
+}

@@ -24,6 +24,7 @@ use super::move_damping;
 use super::mss::CLAMP_MSS;
 use super::outer::TunnelId;
 use super::outer_fragments::{MAX_INNER_MTU, OUTER_FRAGMENTATION};
+use super::reassembly::REASSEMBLY;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
 use super::suppression::{self, SuppressionConfig};
@@ -107,6 +108,7 @@ pub static UNDERLAY: ConfigTable = ConfigTable {
         &TTL,
         &DSCP,
         &UDP_CHECKSUM,
+        &REASSEMBLY,
     ],
     example: "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\", \"fd00:9::1/64\"]\n\
               gateways = [\"10.9.0.254\"]\n",
@@ -267,6 +269,8 @@ pub struct UnderlayConfig {
     pub dscp: Option<u8>,
     /// Handling of the outer UDP checksum.
     pub checksum: OuterChecksum,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
 }
 
 impl UnderlayConfig {
@@ -621,6 +625,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     };
     let dscp = table.read(&DSCP)?.unwrap_or(Dscp(Some(0))).0;
     let checksum = table.read(&UDP_CHECKSUM)?;
+    let reassembly = table.read(&REASSEMBLY)?;
     let kind = table.read(&KIND)?.unwrap_or(KINDS[0]);
     let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
     let vlan = table.read(&UNDERLAY_VLAN)?;
@@ -643,6 +648,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         ttl,
         dscp,
         checksum,
+        reassembly,
     })
 }
 

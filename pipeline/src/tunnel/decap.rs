@@ -108,6 +108,8 @@ pub(super) enum Rejection {
     Bfd,
     /// An ICMP error about a packet that was too long, for the control thread.
     TooBig,
+    /// A fragment from a remote, with its source and destination.
+    Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
@@ -122,6 +124,7 @@ impl Rejection {
             Self::Host => "an ARP or ND message for the control thread",
             Self::Bfd => "a BFD packet for the control thread",
             Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
+            Self::Fragment(..) => "a fragment of a tunnel packet",
             Self::Echo(..) => "an echo request to the gateway",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
@@ -301,7 +304,7 @@ impl View<'_> {
     /// Processes one packet on the slow path.
     #[cold]
     #[inline(never)]
-    fn decapsulate_one(
+    pub(super) fn decapsulate_one(
         &self,
         state: &mut StageState,
         context: &mut Context<'_>,
@@ -325,6 +328,9 @@ impl View<'_> {
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
             Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
+            Err(Rejection::Fragment(layers, ends)) => {
+                self.reassemble(state, context, remotes, packet, &layers, ends);
+            }
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
             Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
                 context.punt(packet, PuntCode::NewRemote.pack());
@@ -376,7 +382,8 @@ impl View<'_> {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
-            return Err(DropReason::OuterFragment.into());
+            let refused = self.refuse_fragment(context, src);
+            return Err(refused.map_or(Rejection::Fragment(outer, (src, dst)), Rejection::Drop));
         }
         match outer.l4_type() {
             L4Type::Icmpv4 | L4Type::Icmpv6 => {

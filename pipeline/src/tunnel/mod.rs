@@ -17,6 +17,7 @@
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
 //! - `outer_fragments`: fragments of tunnel packets that are longer than the path takes.
+//! - `reassembly`: received fragments of tunnel packets.
 //! - `path_mtu`: the MTU of the path to each remote, from ICMP errors.
 //! - [`bfd`]: liveness of remotes.
 //! - `bindings`: IP addresses of the hosts in segments.
@@ -64,6 +65,7 @@ mod outer_fragments;
 mod path_mtu;
 mod places;
 mod policer;
+mod reassembly;
 mod reconfigure;
 mod report;
 pub mod router;

@@ -1,7 +1,7 @@
 //! Fragments of the outer IP packet, for tunnel packets that are longer than the path takes.
 //!
-//! The packets of a segment with `outer_fragmentation` that are longer than the path MTU leave as fragments, with the
-//! flag DF cleared over IPv4 and with a Fragment header over IPv6. Shorter packets keep the flag DF, so routers with a
+//! In a segment with `outer_fragmentation`, packets that are longer than the path MTU leave as fragments. They have the
+//! flag DF cleared over IPv4, and a Fragment header over IPv6. Shorter packets keep the flag DF, so routers with a
 //! smaller MTU go on to report it ([`super::path_mtu`]). The hosts of the segment then need not know the MTU of the
 //! path.
 
@@ -31,9 +31,9 @@ const COUNTERS: usize = 256;
 
 /// Identifications of fragmented packets, which all workers share.
 ///
-/// The packets to an address have consecutive numbers from an unpredictable one on (RFC 7739 section 5.3). Over
-/// IPv4 they repeat after 65 536 packets, so a path with losses and more than some thousand packets per second can join
-/// fragments of different packets (RFC 4963). Over IPv6 they have 32 bits.
+/// The packets to an address have consecutive numbers from an unpredictable one on (RFC 7739 section 5.3).
+/// Over IPv4 they repeat after 65 536 packets. A fast flow with losses can then be joined from different
+/// packets (RFC 4963). Over IPv6 they have 32 bits.
 #[derive(Debug)]
 pub(super) struct FragmentIds {
     counters: Box<[AtomicU32]>,

@@ -3,10 +3,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::reassembly::Reassembler;
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
@@ -16,6 +18,7 @@ use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
 use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
+use super::reassembly::EXPIRY_INTERVAL;
 use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
@@ -159,6 +162,8 @@ pub(super) struct StageState {
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
+    /// Fragments of tunnel packets that wait for others.
+    pub(super) reassembler: Box<Reassembler>,
 }
 
 /// Arrays that one pass over a batch fills for the next. They are reused, because clearing them for each
@@ -230,6 +235,7 @@ impl Gateway {
                 attachments: [0; BATCH],
                 router: RouteScratch::default(),
             }),
+            reassembler: Box::default(),
         };
         Self { tables, state }
     }
@@ -276,6 +282,17 @@ impl Stage for Gateway {
         match context.in_port() {
             Some(port) => self.process_from(context, batch, port),
             None => self.process_mixed(context, batch),
+        }
+    }
+
+    fn timer_interval(&self) -> Option<Duration> {
+        Some(EXPIRY_INTERVAL)
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>) {
+        let Self { tables, state } = self;
+        if !state.reassembler.is_empty() {
+            tables.view(context.guard()).expire_fragments(state, context);
         }
     }
 }

@@ -95,6 +95,8 @@ pub struct Underlay {
     pub copied_class: u8,
     /// If true, tunnel packets over IPv6 with UDP checksum 0 are accepted (RFC 6935).
     pub accept_zero_checksum6: bool,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
     /// MTU of the underlay port in bytes.
     pub mtu: u16,
 }
@@ -127,6 +129,7 @@ impl Underlay {
             source_ports: (first, u32::from(last - first) + 1),
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },
             accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
+            reassembly: config.reassembly,
             mtu,
         }
     }
@@ -302,6 +305,8 @@ pub struct Layout {
     pub(super) has_mirrors: bool,
     /// True if a segment lowers the MSS of TCP connections.
     pub(super) clamps_mss: bool,
+    /// Number of workers.
+    workers: usize,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -324,6 +329,7 @@ impl Layout {
             watches_neighbours: false,
             has_mirrors: false,
             clamps_mss: false,
+            workers: 1,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -340,8 +346,19 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, clamps_mss, roles, vnis, in_use } =
-            self;
+        self.workers = workers;
+        let Self {
+            underlay,
+            segments,
+            attachments,
+            watches_neighbours,
+            has_mirrors,
+            clamps_mss,
+            roles,
+            vnis,
+            in_use,
+            ..
+        } = self;
         *clamps_mss = config.segments.iter().any(|segment| segment.clamp_mss);
         *has_mirrors = config.segments.iter().any(|segment| segment.mirror.is_some());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
@@ -407,6 +424,11 @@ impl Layout {
                 (segment.neighbour_suppression, segment.mirror) = (false, None);
             }
         }
+    }
+
+    /// Number of workers.
+    pub(super) fn workers(&self) -> usize {
+        self.workers
     }
 
     /// Returns the counters of a segment that the thread with this index writes.
@@ -663,6 +685,7 @@ mod tests {
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,
+            reassembly: true,
             mtu: 1500,
         };
         assert_eq!((underlay.source_port(0), underlay.source_port(u32::MAX)), (49152, 65535));

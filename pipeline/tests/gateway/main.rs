@@ -10,6 +10,7 @@ mod learned_remotes;
 mod link;
 mod outer_fragments;
 mod path_mtu;
+mod reassembly;
 mod reconfigure;
 mod routing;
 mod routing_fast;

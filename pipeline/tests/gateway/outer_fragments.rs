@@ -46,7 +46,8 @@ impl Fragmented {
         assert_eq!(ids.len(), self.0.len());
         let counts: Vec<usize> = self.0.iter().map(Vec::len).collect();
         let join = if v6 {
-            "p = defragment6([Ether(f)[IPv6] for f in part])\n    assert IPv6ExtHdrFragment not in p\n    emit(p.payload)"
+            "p = defragment6([Ether(f)[IPv6] for f in part])\n    \
+             assert IPv6ExtHdrFragment not in p\n    emit(p.payload)"
         } else {
             "found = defragment([Ether(f) for f in part])\n    assert len(found) == 1, found\n    \
              emit(found[0][IP].payload)"

@@ -91,7 +91,11 @@ drop_reasons! {
     Prohibited, "prohibited", "a route prohibits packets to the destination";
     SourceCheck, "source_check", "the route to the source does not lead back (uRPF, RFC 3704)";
     TooBigForMtu, "too_big", "the encapsulated packet exceeds the MTU of the underlay";
-    OuterFragment, "outer_fragment", "fragmented tunnel packet; a VTEP does not reassemble (RFC 7348 section 4.3)";
+    OuterFragment, "outer_fragment", "fragment of a packet that the program does not join (key reassembly)";
+    FragmentTimeout, "fragment_timeout", "other fragments of the packet did not arrive in time (RFC 8200 section 4.5)";
+    FragmentOverlap, "fragment_overlap", "fragments of the packet overlap, so all of them are dropped (RFC 5722)";
+    FragmentLimit, "fragment_limit", "more fragments wait for others than the memory for them takes";
+    FragmentDuplicate, "fragment_duplicate", "the fragment arrived before";
     BadEcn, "bad_ecn", "the underlay marked congestion on a packet whose sender does not support ECN (RFC 6040)";
     InnerVlan, "inner_vlan", "inner frame with a VLAN tag that its segment does not carry (RFC 7348 section 6.1)";
     RateLimited, "rate_limited", "more requests to the program itself, or more new VTEPs, than a rate limit allows";
