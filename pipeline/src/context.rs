@@ -66,6 +66,8 @@ pub struct WorkerCounters {
     pub looped_back: Counter,
     /// Copies of packets: replicated and mirrored ones. The original is not a copy.
     pub copies: Counter,
+    /// Fragments that a stage has joined to packets or holds for that. The packets are [`Self::generated`].
+    pub joined: Counter,
     /// Packets that a stage made itself, such as ICMP errors.
     pub generated: Counter,
     /// Counters of the application.
@@ -362,6 +364,12 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn count_generated(&mut self) {
         self.state.counters.generated.add(1);
+    }
+
+    /// Counts a fragment whose data the stage holds or has joined to a packet. The packet counts as generated, and so
+    /// do fragments that are dropped later.
+    pub(crate) fn count_joined(&mut self) {
+        self.state.counters.joined.add(1);
     }
 
     /// Passes a packet to the control thread. `code` states the reason.

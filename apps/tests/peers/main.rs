@@ -25,6 +25,7 @@ mod mtu;
 mod observe;
 mod offload;
 mod ovs;
+mod path_mtu;
 mod ping;
 mod program;
 mod reload;
@@ -221,6 +222,27 @@ routing! {
     routing_af_packet_ipv4, by("af_packet", false);
     routing_af_xdp_ipv6, by("af_xdp", true);
     routing_mlx5_ipv4, by("mlx5", false);
+}
+
+/// A router of the underlay with a smaller MTU.
+macro_rules! path_mtu {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            reported: crate::path_mtu::a_router_reports_its_mtu;
+            forged: crate::path_mtu::forged_messages_are_refused;
+            fragments: crate::path_mtu::the_kernel_joins_fragments;
+            reassembly: crate::path_mtu::fragments_of_the_kernel_are_joined;
+        })*
+    };
+}
+
+path_mtu! {
+    path_mtu_af_packet_ipv4, by("af_packet", false);
+    path_mtu_af_packet_ipv6, by("af_packet", true);
+    path_mtu_af_xdp_ipv4, by("af_xdp", false);
+    path_mtu_mlx5_ipv4, by("mlx5", false);
 }
 
 gateway! {

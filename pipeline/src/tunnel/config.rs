@@ -25,6 +25,8 @@ use super::mirror::MIRROR;
 use super::move_damping;
 use super::mss::CLAMP_MSS;
 use super::outer::TunnelId;
+use super::outer_fragments::{MAX_INNER_MTU, OUTER_FRAGMENTATION};
+use super::reassembly::REASSEMBLY;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
 use super::suppression::{self, SuppressionConfig};
@@ -108,6 +110,7 @@ pub static UNDERLAY: ConfigTable = ConfigTable {
         &TTL,
         &DSCP,
         &UDP_CHECKSUM,
+        &REASSEMBLY,
     ],
     example: "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\", \"fd00:9::1/64\"]\n\
               gateways = [\"10.9.0.254\"]\n",
@@ -178,9 +181,9 @@ const AGEING: Key<WithDefault<Integer<u32>>> = Key::integer("ageing", 0..=1_000_
     .unit("seconds")
     .default(300)
     .about("Time after which a learned address that sends nothing is removed. 0: never.");
-const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
+const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=MAX_INNER_MTU as i64)
     .unit("bytes")
-    .absent("what the headers of the tunnel leave of the underlay port's MTU")
+    .absent("what the headers of the tunnel leave of the underlay port's MTU; 9202 with outer_fragmentation")
     .about("Largest IP packet inside the tunnel. The sender of a larger one gets an ICMP error.");
 const ACCEPT_UNKNOWN_REMOTES: Key<WithDefault<Flag>> = Key::flag("accept_unknown_remotes")
     .default(false)
@@ -215,6 +218,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &INNER_VLANS,
         &CLAMP_MSS,
         &SEGMENT_FILTER,
+        &OUTER_FRAGMENTATION,
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
@@ -268,6 +272,8 @@ pub struct UnderlayConfig {
     pub dscp: Option<u8>,
     /// Handling of the outer UDP checksum.
     pub checksum: OuterChecksum,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
 }
 
 impl UnderlayConfig {
@@ -361,6 +367,8 @@ pub struct SegmentConfig {
     pub clamp_mss: bool,
     /// Flow rules for the frames that enter the segment.
     pub filter: Vec<Rule>,
+    /// If true, tunnel packets that are longer than the path takes are sent as fragments.
+    pub outer_fragmentation: bool,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
@@ -417,6 +425,13 @@ impl SegmentConfig {
             Payload::Ethernet => ETHERNET_LEN + self.inner_vlans.tag_len(),
             Payload::Ip => 0,
         }
+    }
+
+    /// Length of the longest frame that the segment's tunnels carry in fragments; 0 if they send none. Frames to the
+    /// router of a layer-3 tunnel have an Ethernet header.
+    pub(super) fn longest_fragmented(&self) -> usize {
+        let mtu = usize::from(self.mtu.unwrap_or(MAX_INNER_MTU));
+        if self.outer_fragmentation { mtu + self.link_len().max(ETHERNET_LEN) } else { 0 }
     }
 
     /// Returns a counter for the sequence numbers of a remote; `None` if the tunnel headers have none.
@@ -532,6 +547,9 @@ impl GatewayConfig {
     ///
     /// It is the smallest over the remotes. Without a list of them, remotes of each IP version of the gateway count.
     pub fn inner_mtu(&self, segment: &SegmentConfig, underlay: u16) -> u16 {
+        if segment.outer_fragmentation {
+            return segment.mtu.unwrap_or(MAX_INNER_MTU);
+        }
         let listed = segment.remotes.iter().map(|remote| remote.address);
         let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
         let room = |remote| {
@@ -549,7 +567,9 @@ impl GatewayConfig {
             for remote in &segment.remotes {
                 let taken = segment.overhead(remote.address) + segment.link_len();
                 let left = underlay.saturating_sub(taken);
-                let wanted = segment.mtu.map_or(68, usize::from);
+                // Longer packets are sent as fragments.
+                let needed = segment.mtu.filter(|_| !segment.outer_fragmentation);
+                let wanted = needed.map_or(68, usize::from);
                 if wanted > left {
                     let message = format!(
                         "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards \
@@ -629,6 +649,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     };
     let dscp = table.read(&DSCP)?.unwrap_or(Dscp(Some(0))).0;
     let checksum = table.read(&UDP_CHECKSUM)?;
+    let reassembly = table.read(&REASSEMBLY)?;
     let kind = table.read(&KIND)?.unwrap_or(KINDS[0]);
     let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
     let vlan = table.read(&UNDERLAY_VLAN)?;
@@ -651,6 +672,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         ttl,
         dscp,
         checksum,
+        reassembly,
     })
 }
 
@@ -683,6 +705,7 @@ impl Reader<'_> {
         let inner_vlans = table.read(&INNER_VLANS)?;
         let clamp_mss = table.read(&CLAMP_MSS)?;
         let filter = read_filter(table, &SEGMENT_FILTER, self.ports)?;
+        let outer_fragmentation = table.read(&OUTER_FRAGMENTATION)?;
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -759,6 +782,7 @@ impl Reader<'_> {
             inner_vlans,
             clamp_mss,
             filter,
+            outer_fragmentation,
             storm_limits,
             learn_rules,
             suppression,

@@ -168,6 +168,10 @@ pub(super) enum Rejection {
     Host,
     /// A BFD packet for the control thread.
     Bfd,
+    /// An ICMP error about a packet that was too long, for the control thread.
+    TooBig,
+    /// A fragment from a remote, with its source and destination.
+    Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
@@ -181,6 +185,8 @@ impl Rejection {
             Self::Drop(_) => "the packet is not decapsulated",
             Self::Host => "an ARP or ND message for the control thread",
             Self::Bfd => "a BFD packet for the control thread",
+            Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
+            Self::Fragment(..) => "a fragment of a tunnel packet",
             Self::Echo(..) => "an echo request to the gateway",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
@@ -385,7 +391,7 @@ impl View<'_> {
     /// Processes one packet on the slow path.
     #[cold]
     #[inline(never)]
-    fn decapsulate_one(
+    pub(super) fn decapsulate_one(
         &self,
         state: &mut StageState,
         context: &mut Context<'_>,
@@ -408,6 +414,10 @@ impl View<'_> {
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
+            Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
+            Err(Rejection::Fragment(layers, ends)) => {
+                self.reassemble(state, context, remotes, packet, &layers, ends);
+            }
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
             Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
                 context.punt(packet, PuntCode::NewRemote.pack());
@@ -459,12 +469,14 @@ impl View<'_> {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
-            return Err(DropReason::OuterFragment.into());
+            let refused = self.refuse_fragment(context, src);
+            return Err(refused.map_or(Rejection::Fragment(outer, (src, dst)), Rejection::Drop));
         }
         match outer.l4_type() {
             // A SID takes its payload only.
             L4Type::Icmpv4 | L4Type::Icmpv6 if underlay.find_sid(dst).is_none() => {
-                return Err(super::host::classify_echo(frame, &outer, src));
+                let too_big = self.classify_too_big(state, context, remotes, packet, &outer, (src, dst));
+                return Err(too_big.unwrap_or_else(|| super::host::classify_echo(frame, &outer, src)));
             }
             _ => {}
         }
@@ -659,7 +671,7 @@ pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Re
 }
 
 /// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
-fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
+pub(super) fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
     let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
     let mut sum = pseudo;
     for segment in packet.segments() {

@@ -480,16 +480,20 @@ impl View<'_> {
             report_next_hop(context, remote);
         }
         let len = packet.len();
-        if len > remote.max_frame && longest_frame(&packet) > remote.max_frame {
-            return self.drop_too_big(state, context, packet, remote.max_frame, sender);
+        let is_long = len > remote.max_frame && longest_frame(&packet) > remote.max_frame;
+        if is_long && longest_frame(&packet) > remote.longest_frame() {
+            return self.drop_too_big(state, context, packet, remote.longest_frame(), sender);
         }
         let segment = self.layout.segments.get(usize::from(remote.segment));
         self.limit_mss(state, context, &mut packet, remote);
-        if packet.flags().contains(Flags::TX_SEGMENT) && segment.is_some_and(|segment| segment.cuts_superframes) {
+        let is_cut = is_long || segment.is_some_and(|segment| segment.cuts_superframes);
+        if is_cut && packet.flags().contains(Flags::TX_SEGMENT) {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }
         match &remote.next_hop {
-            NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
+            NextHop::InNic(_, number)
+                if !is_long && encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) =>
+            {
                 self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
                 if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                     c.nic_encapsulated.add(1);
@@ -503,6 +507,9 @@ impl View<'_> {
                 match encapsulate(&mut packet, template, &self.layout.underlay, flow, &remote.sequence) {
                     Ok(()) => {
                         self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
+                        if is_long {
+                            return self.send_outer_fragments(state, context, packet, template, remote);
+                        }
                         context.send(self.layout.underlay.port, packet);
                     }
                     Err(reason) => context.drop(packet, reason),

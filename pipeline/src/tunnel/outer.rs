@@ -246,6 +246,7 @@ mod tests {
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,
+            reassembly: true,
             mtu: 1500,
         }
     }

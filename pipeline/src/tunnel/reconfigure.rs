@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use wirepath_wire::MacAddr;
 
 use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayConfig};
-use super::control::{GatewayControl, Route, max_frame};
+use super::control::{GatewayControl, Route};
 use super::learned::LEARNED_REMOTES;
 use super::outer::TunnelId;
 use super::places::{Places, SegmentPlace};
@@ -102,6 +102,8 @@ impl GatewayControl {
         // Nothing resolved their next hops for them while they were learned.
         promoted.into_iter().for_each(|index| self.refresh_remote(index));
         self.remove_lost_learned(&removed.segments, now);
+        self.forget_unused_paths();
+        self.update_max_frames(|_| true);
         self.update_next_hops();
         self.publish();
         self.publish_known_hosts();
@@ -154,7 +156,7 @@ impl GatewayControl {
         removed
     }
 
-    /// Brings the configured remotes and their routes up to date.
+    /// Brings the configured remotes and their routes up to date, except for [`Remote::max_frame`].
     fn place_remotes(&mut self, templates_changed: bool) {
         let Self { config, places, list, routes, next_hops, learned, .. } = self;
         let mut changed = Vec::new();
@@ -162,11 +164,9 @@ impl GatewayControl {
             for (remote, index) in segment.remotes.iter().zip(&place.remotes) {
                 let at = *index as usize;
                 let next_hop = next_hops.next_hop(segment.destination(remote.address));
-                let max_frame = max_frame(&config.underlay, self.underlay_mtu, Some(segment), remote.address);
                 let same = |it: &Remote| it.address == remote.address && it.segment == place.index;
                 let known = list.get(at).is_some_and(same);
                 if let (Some(it), Some(route), true) = (list.get_mut(at), routes.get_mut(at), known) {
-                    it.max_frame = max_frame;
                     it.sequence = segment.new_sequence().map(|new| it.sequence.take().unwrap_or(new));
                     if route.local != remote.local || route.next_hop != next_hop || templates_changed {
                         (route.local, route.next_hop) = (remote.local, next_hop);
@@ -174,8 +174,8 @@ impl GatewayControl {
                     }
                     continue;
                 }
-                let new = Remote::new(remote.address, place.index, max_frame, Some(segment));
-                let route = Route { local: remote.local, next_hop, mac: None };
+                let new = Remote::new(remote.address, place.index, 0, Some(segment));
+                let route = Route::new(remote.local, next_hop);
                 put(list, at, new);
                 put(routes, at, route);
                 changed.push(*index);
@@ -184,7 +184,6 @@ impl GatewayControl {
         for index in learned.indices() {
             let Some(remote) = list.get_mut(index as usize) else { continue };
             let segment = places.position(remote.segment).and_then(|at| config.segments.get(at));
-            remote.max_frame = max_frame(&config.underlay, self.underlay_mtu, segment, remote.address);
             let sequence = segment.and_then(SegmentConfig::new_sequence);
             remote.sequence = sequence.map(|new| remote.sequence.take().unwrap_or(new));
             changed.extend(templates_changed.then_some(index));

@@ -3,10 +3,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::reassembly::Reassembler;
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
@@ -14,7 +16,9 @@ use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
+use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
+use super::reassembly::EXPIRY_INTERVAL;
 use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
@@ -33,6 +37,8 @@ pub enum PuntCode {
     Host,
     /// A BFD packet of a known pair of addresses.
     Bfd,
+    /// An ICMP error about a tunnel packet that is longer than the MTU of a router.
+    TooBig,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
     /// An ARP or ND message for the router of a segment. The packet has a tag with the segment.
@@ -54,6 +60,7 @@ impl PuntCode {
             Self::RouterHost => 2,
             Self::Route => 3,
             Self::Bfd => 4,
+            Self::TooBig => 5,
             Self::Unresolved(remote) => remote | Self::UNRESOLVED,
         }
     }
@@ -66,6 +73,7 @@ impl PuntCode {
             2 => Self::RouterHost,
             3 => Self::Route,
             4 => Self::Bfd,
+            5 => Self::TooBig,
             code => Self::Unresolved(code & !Self::UNRESOLVED),
         }
     }
@@ -92,6 +100,8 @@ pub struct GatewayTables {
     pub(super) known_hosts: Arc<Shared<KnownHosts>>,
     /// Replies to solicitations of the gateway.
     pub(super) expected_replies: Arc<ExpectedReplies>,
+    /// Identifications of fragmented tunnel packets.
+    pub(super) fragment_ids: Arc<FragmentIds>,
 }
 
 impl fmt::Debug for GatewayTables {
@@ -104,8 +114,10 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies } = self;
-        View { layout: layout.read(guard), remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies }
+        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids } =
+            self;
+        let layout = layout.read(guard);
+        View { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids }
     }
 }
 
@@ -121,6 +133,7 @@ pub(super) struct View<'g> {
     pub(super) claims: &'g ArrayQueue<Claim>,
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
+    pub(super) fragment_ids: &'g FragmentIds,
 }
 
 /// The gateway stage of one worker.
@@ -149,6 +162,8 @@ pub(super) struct StageState {
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
+    /// Fragments of tunnel packets that wait for others.
+    pub(super) reassembler: Box<Reassembler>,
 }
 
 /// Arrays that one pass over a batch fills for the next. They are reused, because clearing them for each
@@ -222,6 +237,7 @@ impl Gateway {
                 attachments: [0; BATCH],
                 router: RouteScratch::default(),
             }),
+            reassembler: Box::default(),
         };
         Self { tables, state }
     }
@@ -268,6 +284,17 @@ impl Stage for Gateway {
         match context.in_port() {
             Some(port) => self.process_from(context, batch, port),
             None => self.process_mixed(context, batch),
+        }
+    }
+
+    fn timer_interval(&self) -> Option<Duration> {
+        Some(EXPIRY_INTERVAL)
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>) {
+        let Self { tables, state } = self;
+        if !state.reassembler.is_empty() {
+            tables.view(context.guard()).expire_fragments(state, context);
         }
     }
 }

@@ -99,6 +99,8 @@ pub struct Underlay {
     pub copied_class: u8,
     /// If true, tunnel packets over IPv6 with UDP checksum 0 are accepted (RFC 6935).
     pub accept_zero_checksum6: bool,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
     /// MTU of the underlay port in bytes.
     pub mtu: u16,
 }
@@ -132,6 +134,7 @@ impl Underlay {
             source_ports: (first, u32::from(last - first) + 1),
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },
             accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
+            reassembly: config.reassembly,
             mtu,
         }
     }
@@ -325,6 +328,8 @@ pub struct Layout {
     pub(super) inspects: bool,
     /// True if a segment lowers the MSS of TCP connections.
     pub(super) clamps_mss: bool,
+    /// Number of workers.
+    workers: usize,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -347,6 +352,7 @@ impl Layout {
             watches_neighbours: false,
             inspects: false,
             clamps_mss: false,
+            workers: 1,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -364,8 +370,10 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, inspects, clamps_mss, roles, vnis, in_use } =
-            self;
+        self.workers = workers;
+        let Self {
+            underlay, segments, attachments, watches_neighbours, inspects, clamps_mss, roles, vnis, in_use, ..
+        } = self;
         *clamps_mss = config.segments.iter().any(|segment| segment.clamp_mss);
         *inspects = config.segments.iter().any(|segment| segment.mirror.is_some() || !segment.filter.is_empty());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
@@ -439,6 +447,11 @@ impl Layout {
                 (segment.neighbour_suppression, segment.mirror, segment.filter) = (false, None, None);
             }
         }
+    }
+
+    /// Number of workers.
+    pub(super) fn workers(&self) -> usize {
+        self.workers
     }
 
     /// Returns the counters of a segment that the thread with this index writes.
@@ -553,8 +566,10 @@ pub struct Remote {
     pub address: IpAddr,
     /// Index of the segment.
     pub segment: u16,
-    /// Maximum length of an inner frame in bytes.
+    /// Maximum length of an inner frame in bytes, whose tunnel packet the path takes.
     pub max_frame: usize,
+    /// Maximum length of an inner frame whose tunnel packet is sent as fragments; 0 if the segment sends none.
+    pub max_fragmented: usize,
     /// State of the next hop.
     pub next_hop: NextHop,
     /// Next sequence number in tunnel headers, if they have one. All workers take their numbers from it.
@@ -565,7 +580,13 @@ impl Remote {
     /// Creates a remote whose next hop is not resolved. `config` has the settings of its segment.
     pub(super) fn new(address: IpAddr, segment: u16, max_frame: usize, config: Option<&SegmentConfig>) -> Self {
         let sequence = config.and_then(SegmentConfig::new_sequence);
-        Self { address, segment, max_frame, next_hop: NextHop::Resolving, sequence }
+        let max_fragmented = config.map_or(0, SegmentConfig::longest_fragmented);
+        Self { address, segment, max_frame, max_fragmented, next_hop: NextHop::Resolving, sequence }
+    }
+
+    /// Maximum length of an inner frame in bytes.
+    pub fn longest_frame(&self) -> usize {
+        self.max_frame.max(self.max_fragmented)
     }
 }
 
@@ -692,6 +713,7 @@ mod tests {
             address: address.parse().unwrap(),
             segment,
             max_frame: 1500,
+            max_fragmented: 0,
             next_hop: NextHop::Resolving,
             sequence: None,
         };
@@ -735,6 +757,7 @@ mod tests {
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,
+            reassembly: true,
             mtu: 1500,
         };
         assert_eq!((underlay.source_port(0), underlay.source_port(u32::MAX)), (49152, 65535));

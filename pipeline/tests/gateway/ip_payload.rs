@@ -130,13 +130,18 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Local hosts in a segment with a router, and a tunnel of `keys` to a remote.
+/// Local hosts in a segment with a router, and a tunnel of `keys` with an MTU of 1400 to a remote.
 fn tunnel(keys: &str, remote: &str) -> (Lab, UnderlayHost) {
+    tunnel_of(keys, remote, "mtu = 1400")
+}
+
+/// Local hosts in a segment with a router, and a tunnel of `keys` and `more` of them to a remote.
+pub(crate) fn tunnel_of(keys: &str, remote: &str, more: &str) -> (Lab, UnderlayHost) {
     let text = format!(
         "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
          [[segment]]\nname = 'lan'\nports = [{{ port = 'lan' }}]\naddresses = ['10.1.0.1/24', 'fd01::1/64']\n\
          [[segment]]\nname = 'tunnel'\n{keys}\nremotes = ['{remote}']\naddresses = ['10.255.0.1/30', 'fdff::1/64']\n\
-         mtu = 1400\n\
+         {more}\n\
          [[vrf]]\nname = 'default'\nroutes = [{{ to = '10.2.0.0/16', next_hops = [{{ segment = 'tunnel' }}] }},\n\
          {{ to = 'fd02::/64', via = ['fdff::2'] }}]\n"
     );

@@ -549,7 +549,12 @@ impl<'v> View<'v> {
         let MacAddr(destination) = key.mac();
         addresses[..6].copy_from_slice(&destination);
         addresses[6..].copy_from_slice(&out.mac.0);
-        let max_frame = self.longest_frame_to(remotes, Some(to)).min(out.mtu + ETHERNET_LEN);
+        // Tunnel packets that are sent as fragments take the slow path.
+        let longest = match &exit {
+            Exit::Attachment(attachment) => attachment.max_frame,
+            Exit::Remote(remote, _) => remote.max_frame,
+        };
+        let max_frame = longest.min(out.mtu + ETHERNET_LEN);
         Some(Leg { segment, addresses, max_frame, room, exit })
     }
 }

@@ -20,7 +20,7 @@ use crate::tunnel::encap::cut;
 use crate::tunnel::headers::ETHERNET_LEN;
 use crate::tunnel::report::STAGE;
 use crate::tunnel::stage::{Flow, PuntCode, StageState, View};
-use crate::tunnel::tables::{Destination, Remotes};
+use crate::tunnel::tables::{Destination, Remote, Remotes};
 
 /// Number of header bytes that are parsed: Ethernet, IPv6 with some extension headers, and ICMP.
 pub(super) const HEADERS: usize = 256;
@@ -366,7 +366,7 @@ impl<'v> View<'v> {
             Some(Destination::Attachment(index)) => {
                 self.layout.attachments.get(index as usize).map_or(0, |attachment| attachment.max_frame)
             }
-            Some(Destination::Remote(index)) => remotes.list.get(index as usize).map_or(0, |remote| remote.max_frame),
+            Some(Destination::Remote(index)) => remotes.list.get(index as usize).map_or(0, Remote::longest_frame),
             Some(Destination::Router) | None => usize::MAX,
         }
     }
