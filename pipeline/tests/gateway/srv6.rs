@@ -295,7 +295,6 @@ fn packets_are_dropped_by_reason() {
         ((4, vec![]), &inner[..19], DropReason::Truncated),
         ((43, routing(4, 0, &[])), &inner[..19], DropReason::Truncated),
         ((44, vec![4, 0, 0, 1, 0, 0, 0, 1]), &inner, DropReason::BadFragment),
-        ((44, vec![4, 0, 0, 8, 0, 0, 0, 1]), &inner, DropReason::OuterFragment),
     ];
     let (mut lab, mut host) = routed(&table(&["fc00:2::100"], ""), "");
     let mut refuse = |bytes: &[u8], reason: DropReason| {
@@ -323,6 +322,13 @@ fn packets_are_dropped_by_reason() {
     }
     lab.send(WAN, &good);
     assert_eq!(settle(&mut lab, &mut host).len(), 1);
+    // Fragments for a SID are joined as others are.
+    let long = ip_packet("10.2.0.10", "10.1.0.10", 64, 800);
+    let (first, second) = long.split_at(512);
+    lab.send(WAN, &outer(REMOTE, SID, 44, &[4, 0, 0, 1, 0, 0, 0, 9], first));
+    assert_eq!(settle(&mut lab, &mut host), []);
+    lab.send(WAN, &outer(REMOTE, SID, 44, &[4, 0, 2, 0, 0, 0, 0, 9], second));
+    assert_eq!(settle(&mut lab, &mut host).len(), 1, "{:?}", lab.stepped.drops());
 
     // An Ethernet segment takes no IP packets, and a frame has a header.
     let mut lab = ethernet(&table(&["fc00:2::100"], ""), &format!("remotes = ['{REMOTE}']"));
