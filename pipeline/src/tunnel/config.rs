@@ -706,6 +706,11 @@ impl Reader<'_> {
         let clamp_mss = table.read(&CLAMP_MSS)?;
         let filter = read_filter(table, &SEGMENT_FILTER, self.ports)?;
         let outer_fragmentation = table.read(&OUTER_FRAGMENTATION)?;
+        if outer_fragmentation && kind.sids.is_some() {
+            // Every fragment would need the segment routing header (RFC 8200 section 4.5).
+            let message = format!("found in a segment of kind \"{}\", whose packets are not fragmented", kind.name);
+            table.record(table.error_in(&OUTER_FRAGMENTATION, message));
+        }
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -733,7 +738,7 @@ impl Reader<'_> {
         }
         let vni = vni?;
         let sids = kind.sids.and_then(|sids| sids(&options));
-        if kind.carrier == Carrier::Srv6 && !is_local {
+        if kind.carrier == Carrier::Srv6 && (sids.is_some() || !is_local) {
             self.check_sids(table, &name, sids, &locals, &remotes);
         }
         match vni {
@@ -972,10 +977,6 @@ fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result
     }
     // The range of the kind, which may be wider than that of the key.
     let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
-    if vni.is_some() && kind.max_id == 0 {
-        let message = format!("found in a segment of kind \"{}\", whose packets have no identifier", kind.name);
-        return Err(table.error_in(&VNI, message));
-    }
     if vni.is_none() && kind.needs_id && !is_local && !table.has_error(&VNI) {
         let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));

@@ -283,8 +283,11 @@ impl View<'_> {
                 slow |= 1 << i;
             }
         }
-        let here = |j: usize| Destination::Remote(source_remote[j]);
-        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if !self.layout.inspects {
+            // Else the slow path learns, behind the filters.
+            let here = |j: usize| Destination::Remote(source_remote[j]);
+            self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        }
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), OUTER4);
         }

@@ -211,14 +211,18 @@ impl View<'_> {
             }
         }
         tally.end(count_rx);
-        let here = |j: usize| Destination::Attachment(source_at[j]);
-        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        let inspected =
+            |segment: u16| self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.is_inspected());
+        let inspects = self.layout.inspects && (SORTED || inspected(first.segment));
+        if !inspects {
+            // Else the slow path learns, behind the filters.
+            let here = |j: usize| Destination::Attachment(source_at[j]);
+            self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        }
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), 0);
         }
-        let inspected =
-            |segment: u16| self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.is_inspected());
-        if context.is_watched() || self.layout.inspects && (SORTED || inspected(first.segment)) {
+        if context.is_watched() || inspects {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -392,7 +396,7 @@ impl View<'_> {
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
-        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() {
+        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() || self.layout.inspects {
             // The fast path did not learn the source of this frame.
             self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use wirepath_flow::{Action, Direction, Ports, Rule};
 use wirepath_packet::drops::DropReason;
@@ -283,7 +283,8 @@ impl Filter {
         // No rule can be matched reliably against malformed headers.
         let parsed = parse_packet(&self.parser, packet)?;
         // Only this worker locks its lookup.
-        let Some(Ok(mut lookup)) = self.lookups.get(worker).map(Mutex::lock) else { return Ok(()) };
+        let lookup = self.lookups.get(worker).ok_or(DropReason::RuleDrop)?;
+        let mut lookup = lookup.lock().unwrap_or_else(PoisonError::into_inner);
         let (guard, now) = (context.guard(), context.now());
         let mut found = [None];
         lookup.find(guard, now, std::slice::from_ref(packet), &[parsed], &mut found);

@@ -23,7 +23,7 @@ use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
 use crate::route::RouteTables;
-use crate::table::{Fdb, Key};
+use crate::table::{Fdb, Key, NO_DESTINATION};
 use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
 
@@ -203,7 +203,7 @@ pub(super) struct KnownSource {
 }
 
 impl KnownSource {
-    const NONE: Self = Self { key: Key::from_u64(0), destination: 0, generation: 0, second: 0 };
+    const NONE: Self = Self { key: Key::from_u64(0), destination: NO_DESTINATION, generation: 0, second: 0 };
 
     /// Invalidates the source if the table has changed or a new second has begun, in which it must be
     /// refreshed.
