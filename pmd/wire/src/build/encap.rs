@@ -544,8 +544,8 @@ impl OuterHeaders {
     #[inline(never)]
     fn variable_udp_sum(&self, len: u16, p: &EncapFields) -> u16 {
         let word = match self.variable.payload_type {
-            Some(PayloadType::EtherType(_)) => payload_ethertype(p).0,
-            Some(PayloadType::NextProtocol(_)) => next_protocol(p).0.into(),
+            Some(PayloadType::EtherType(_)) => payload_ethertype(p.carries_ipv6).0,
+            Some(PayloadType::NextProtocol(_)) => next_protocol(p.carries_ipv6).0.into(),
             _ => 0,
         };
         self.udp_sum_field(len, &EncapFields { inner_sum: p.inner_sum.word(word), ..*p })
@@ -554,11 +554,8 @@ impl OuterHeaders {
     /// Writes the fields of the tunnel header that differ from packet to packet.
     #[inline(never)]
     fn write_variable(&self, out: &mut [u8], p: &EncapFields) {
-        let VariableFields { checksum, sequence, flow_id, flow_label, payload_type } = self.variable;
-        let protocol = if p.carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 };
-        if payload_type == Some(PayloadType::IpProtocol) {
-            self.write_protocol(out, protocol);
-        }
+        let VariableFields { checksum, sequence, flow_id, flow_label, .. } = self.variable;
+        self.write_payload_type(out, p.carries_ipv6);
         if flow_label
             && self.is_ipv6()
             && let Some(word) = out.get_mut(self.l3()..).and_then(|ip| ip.first_chunk_mut::<4>())
@@ -567,20 +564,35 @@ impl OuterHeaders {
             let label = (p.entropy >> 12).max(1);
             *word = (u32::from_be_bytes(*word) & 0xfff0_0000 | label).to_be_bytes();
         }
-        let start = usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 };
-        let Some(header) = out.get_mut(start..) else { return };
-        match payload_type {
-            Some(PayloadType::EtherType(at)) => write_at(header, Some(at), &payload_ethertype(p).0.to_be_bytes()),
-            Some(PayloadType::NextHeader(at)) => write_at(header, Some(at), &[protocol.0]),
-            Some(PayloadType::NextProtocol(at)) => write_at(header, Some(at), &[next_protocol(p).0]),
-            Some(PayloadType::IpProtocol) | None => {}
-        }
+        let Some(header) = out.get_mut(self.tunnel()..) else { return };
         write_at(header, sequence, &p.sequence.to_be_bytes());
         write_at(header, flow_id, &[(p.entropy >> 24) as u8]);
         if checksum.is_some() {
             let sum = checksum::sum(header).and_at(header.len(), p.inner_sum).checksum();
             write_at(header, checksum, &sum.to_be_bytes());
         }
+    }
+
+    /// Writes the type of the payload to a copy of the headers, if the headers carry IP packets.
+    pub fn write_payload_type(&self, headers: &mut [u8], carries_ipv6: bool) {
+        let protocol = if carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 };
+        if self.variable.payload_type == Some(PayloadType::IpProtocol) {
+            return self.write_protocol(headers, protocol);
+        }
+        let Some(header) = headers.get_mut(self.tunnel()..) else { return };
+        match self.variable.payload_type {
+            Some(PayloadType::EtherType(at)) => {
+                write_at(header, Some(at), &payload_ethertype(carries_ipv6).0.to_be_bytes());
+            }
+            Some(PayloadType::NextHeader(at)) => write_at(header, Some(at), &[protocol.0]),
+            Some(PayloadType::NextProtocol(at)) => write_at(header, Some(at), &[next_protocol(carries_ipv6).0]),
+            Some(PayloadType::IpProtocol) | None => {}
+        }
+    }
+
+    /// Returns the offset of the tunnel header.
+    fn tunnel(&self) -> usize {
+        usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 }
     }
 
     /// Writes the protocol number of the outer IP header.
@@ -641,13 +653,13 @@ impl OuterHeaders {
 }
 
 /// Returns the EtherType of the inner packet.
-fn payload_ethertype(p: &EncapFields) -> EtherType {
-    if p.carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
+fn payload_ethertype(carries_ipv6: bool) -> EtherType {
+    if carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
 /// Returns the protocol of the inner packet in VXLAN-GPE.
-fn next_protocol(p: &EncapFields) -> vxlan_gpe::NextProtocol {
-    if p.carries_ipv6 { vxlan_gpe::NextProtocol::IPV6 } else { vxlan_gpe::NextProtocol::IPV4 }
+fn next_protocol(carries_ipv6: bool) -> vxlan_gpe::NextProtocol {
+    if carries_ipv6 { vxlan_gpe::NextProtocol::IPV6 } else { vxlan_gpe::NextProtocol::IPV4 }
 }
 
 /// Writes a field at an offset, if there is one.

@@ -242,10 +242,17 @@ fn rest(frame: &[u8], needs: KeyParts, registers: &Registers, bytes: &mut [u8; B
     if needs.parts & CRITERIA_MISC3 != 0 {
         fill_misc3(frame, headers, bytes);
     }
-    if needs.parts & CRITERIA_MISC5 != 0
-        && let Tunnel::Vxlan(header) | Tunnel::Gpe(header) | Tunnel::Geneve(header) = headers.tunnel
-    {
-        copy(bytes, at(misc5::tunnel_header(0)), frame, header, 8);
+    if needs.parts & CRITERIA_MISC5 != 0 {
+        match headers.tunnel {
+            Tunnel::Vxlan(header) | Tunnel::Gpe(header) | Tunnel::Geneve(header) => {
+                copy(bytes, at(misc5::tunnel_header(0)), frame, header, 8);
+            }
+            // DPDK drivers/net/mlx5/hws/mlx5dr_definer.c, `mlx5dr_definer_conv_item_gre`.
+            Tunnel::Gre(header) | Tunnel::MplsOverGre(header, _) => {
+                copy(bytes, at(misc5::tunnel_header(0)), frame, header, 4);
+            }
+            _ => {}
+        }
     }
 }
 

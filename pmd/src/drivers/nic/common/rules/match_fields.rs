@@ -23,7 +23,7 @@ pub(crate) enum MatchTarget {
     ServiceTag,
     /// Bits of the first MPLS label stack entry behind this header.
     Label(MplsParent),
-    /// Bits of the first word of a tunnel header behind UDP.
+    /// Bits of the first word of a tunnel header behind UDP, or of a GRE header.
     TunnelWord,
 }
 
@@ -54,6 +54,8 @@ const MPLS_TYPES: [u128; 2] = [0x8847, 0x8848];
 const BRIDGING: u128 = 0x6558;
 const VXLAN_PORT: u128 = 4789;
 const FLAG: u128 = 1;
+/// Flags of a GRE header that devices compare one by one: checksum, key and sequence number.
+const GRE_FIELDS: u128 = 0xb000;
 /// First word of a VXLAN header with a VNI (RFC 7348 section 5).
 const VXLAN_HAS_VNI: MaskedValue = MaskedValue { value: 0x0800_0000, mask: 0x0800_0000 };
 /// First word of a GENEVE header of version 0 (RFC 8926 section 3.4).
@@ -251,6 +253,16 @@ impl Reader<'_> {
             }
             Field::VxlanFlags => {
                 one(MatchTarget::TunnelWord, MaskedValue { value: bits.value << 24, mask: bits.mask << 24 })
+            }
+            // The other flags and the version are only in the first word. The protocol is compared with them, so that
+            // a device that has no such word for GRE matches no packet.
+            Field::GreFlags if bits.mask & !GRE_FIELDS != 0 => {
+                let proto = Key { kind: KeyKind::Field(Field::GreProto), ..key };
+                let proto = self.set.get(proto).unwrap_or(MaskedValue { value: 0, mask: 0 });
+                one(
+                    MatchTarget::TunnelWord,
+                    MaskedValue { value: bits.value << 16 | proto.value, mask: bits.mask << 16 | proto.mask },
+                )
             }
             _ => one(MatchTarget::Field(field), bits),
         }

@@ -114,10 +114,15 @@ pub(super) fn parameters(set: &FieldSet) -> Result<(MatchParameters, MatchParame
 }
 
 /// Requires valid outer headers: lengths, and checksums where present.
+///
+/// The bits of layer 4 are about UDP and TCP only (NVIDIA "Steering by Integrity Check Flags", DPDK
+/// `doc/guides/nics/mlx5.rst`). GRE and IP in IP have none.
 pub(super) fn require_valid_headers(mask: &mut MatchParameters, value: &mut MatchParameters) {
     let ipv4 = value.get(header::IP_VERSION) == 4;
-    let bits = [header::L3_OK, header::L4_OK, header::L4_CHECKSUM_OK];
-    for field in bits.into_iter().chain(ipv4.then_some(header::IPV4_CHECKSUM_OK)) {
+    let transport = matches!(value.get(header::IP_PROTOCOL), 6 | 17);
+    let ip = [Some(header::L3_OK), ipv4.then_some(header::IPV4_CHECKSUM_OK)];
+    let fields = [header::L4_OK, header::L4_CHECKSUM_OK].map(|field| transport.then_some(field));
+    for field in ip.into_iter().chain(fields).flatten() {
         mask.set(field, 1);
         value.set(field, 1);
     }

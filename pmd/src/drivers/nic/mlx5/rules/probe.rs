@@ -77,7 +77,10 @@ const MPLS: &[(Field, Masks)] =
 const ICMP: &[(Field, Masks)] =
     &[(Field::IcmpType, ANY), (Field::IcmpCode, ANY), (Field::IcmpId, ANY), (Field::IcmpSeq, ANY)];
 const ESP: &[(Field, Masks)] = &[(Field::EspSpi, ANY)];
-const GRE: &[(Field, Masks)] =
+/// With the first word of the header (DPDK `drivers/net/mlx5/hws/mlx5dr_definer.c`, `mlx5dr_definer_conv_item_gre`).
+const GRE: &[(Field, Masks)] = &[(Field::GreFlags, ANY), (Field::GreProto, ANY), (Field::GreKey, ANY)];
+/// Without it.
+const GRE_FIELDS: &[(Field, Masks)] =
     &[(Field::GreFlags, Masks::Within(0xb000)), (Field::GreProto, ANY), (Field::GreKey, ANY)];
 const VXLAN: &[(Field, Masks)] = &[(Field::VxlanFlags, ANY), (Field::VxlanVni, ANY)];
 const VXLAN_GPE: &[(Field, Masks)] = &[(Field::GpeFlags, ANY), (Field::GpeNext, ANY), (Field::GpeVni, ANY)];
@@ -87,7 +90,7 @@ const NOT_A_FRAGMENT: &str = "inner ipv4 frag no";
 
 /// Items to try. ARP is missing: a device sees only the EtherType and would treat every format as ARP for
 /// IPv4 (`eth type 0x0806` matches what it sees). Type and code of ICMPv6 are missing, because it is unknown
-/// how a device treats messages of less than 8 bytes.
+/// how a device treats messages of less than 8 bytes. Of several probes for an item, the first one that works counts.
 ///
 /// VLAN tags are neither pushed nor popped. Without firmware objects, the kernel supports ESP, header
 /// modification, decapsulation and reformat as rule actions (Linux `drivers/infiniband/hw/mlx5/fs.c`,
@@ -104,7 +107,8 @@ pub(super) const ITEM_PROBES: &[ItemProbe] = &[
     (ItemKind::Icmp, false, 1, ICMP, "", "icmp type 1 code 1 id 1 seq 1"),
     (ItemKind::Icmpv6, false, 1, &[], "", "ipv6 / icmpv6"),
     (ItemKind::Esp, false, 1, ESP, "", "ipv4 / esp spi 1"),
-    (ItemKind::Gre, false, 1, GRE, "", "ipv4 / gre proto 0x6558 key 1"),
+    (ItemKind::Gre, false, 1, GRE, "", "ipv4 / gre flags 0x2000 proto 0x6558 key 1"),
+    (ItemKind::Gre, false, 1, GRE_FIELDS, "", "ipv4 / gre proto 0x6558 key 1"),
     (ItemKind::Vxlan, false, 1, VXLAN, "udp dst 4789", "ipv4 / udp dst 4789 / vxlan vni 1"),
     (ItemKind::VxlanGpe, false, 1, VXLAN_GPE, "udp dst 4790", "ipv4 / udp dst 4790 / vxlan-gpe flags 1 next 1 vni 1"),
     (ItemKind::Geneve, false, 1, GENEVE, "udp dst 6081",
@@ -188,6 +192,17 @@ impl<T: SteeringTable> TableProbe<'_, T> {
         Some(item)
     }
 
+    /// Returns the items that the device can match.
+    fn items(&self, offers: &[ItemProbe]) -> Vec<ItemCapability> {
+        let mut items: Vec<ItemCapability> = Vec::new();
+        for offer in offers {
+            if !items.iter().any(|item| (item.kind, item.inner) == (offer.0, offer.1)) {
+                items.extend(self.item(offer));
+            }
+        }
+        items
+    }
+
     /// Returns true if the device can match the validity of headers.
     fn can_match_integrity(&self) -> bool {
         let Some((mut mask, mut value)) = fields("ipv4 / udp").and_then(|set| matcher::parameters(&set).ok()) else {
@@ -251,7 +266,7 @@ impl<T: SteeringTable> TableProbe<'_, T> {
             rules: None,
             counters: if counted { COUNTERS } else { 0 },
             counting: None,
-            items: offers.iter().filter_map(|offer| self.item(offer)).collect(),
+            items: self.items(offers),
             can_match_integrity: self.can_match_integrity(),
             excluded_patterns: EXCLUDED_PATTERNS.iter().filter_map(|pattern| pattern.parse().ok()).collect(),
             actions: ActionCapabilities {

@@ -35,6 +35,41 @@ fn patterns_become_match_parameters() {
     assert_eq!((mask.get(misc2::OUTER_MPLS), value.get(misc2::OUTER_MPLS)), (0xffff_f100, 0x0000_5100));
 }
 
+/// The flags of optional GRE fields have bits of their own. All other flags are in the first word.
+#[test]
+fn gre_flags_become_fields_or_a_word() {
+    let both = |pattern: &str, field| {
+        let (mask, value) = matcher::parameters(&fields(pattern)).unwrap();
+        (mask.get(field), value.get(field))
+    };
+    let key = "ipv4 / gre flags 0x2000 mask 0xb000 proto 0x6558 key 7";
+    assert_eq!([misc::GRE_C, misc::GRE_K, misc::GRE_S].map(|field| both(key, field)), [(1, 0), (1, 1), (1, 0)]);
+    assert_eq!(both(key, misc5::tunnel_header(0)), (0, 0));
+    let exact = "ipv4 / gre flags 0x2000 proto 0x6558 key 7";
+    assert_eq!(both(exact, misc5::tunnel_header(0)), (0xffff_ffff, 0x2000_6558));
+    assert_eq!((both(exact, misc::GRE_KEY), both(exact, misc::GRE_PROTOCOL)), ((0xffff_ffff, 7), (0xffff, 0x6558)));
+}
+
+/// Only UDP and TCP have integrity bits of layer 4.
+#[test]
+fn valid_headers_are_those_that_exist() {
+    let layer4 = [header::L4_OK, header::L4_CHECKSUM_OK];
+    for (pattern, expected) in [
+        ("ipv4 / udp dst 4789 / vxlan", (1, 1, 1)),
+        ("ipv4 / gre proto 0x6558", (1, 1, 0)),
+        ("ipv4 proto 4", (1, 1, 0)),
+        ("ipv6 / gre proto 0x6558", (1, 0, 0)),
+        ("ipv6 / udp dst 4789 / vxlan", (1, 0, 1)),
+    ] {
+        let (mut mask, mut value) = matcher::parameters(&fields(pattern)).unwrap();
+        matcher::require_valid_headers(&mut mask, &mut value);
+        let bits = |field| (mask.get(field), value.get(field));
+        let (l3, ipv4, l4) = expected;
+        assert_eq!((bits(header::L3_OK), bits(header::IPV4_CHECKSUM_OK)), ((l3, l3), (ipv4, ipv4)), "{pattern}");
+        assert_eq!(layer4.map(bits), [(l4, l4); 2], "{pattern}");
+    }
+}
+
 #[test]
 fn unsupported_matches_are_refused() {
     for (pattern, why) in [
