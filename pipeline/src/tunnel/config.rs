@@ -285,8 +285,9 @@ impl UnderlayConfig {
 
     /// Returns the UDP ports on which flow rules find tunnels.
     pub fn rule_tunnels(&self) -> Tunnels {
-        let (vxlan, geneve) = (self.port_of(&kinds::vxlan::KIND), self.port_of(&kinds::geneve::KIND));
-        Tunnels::default().with_vxlan(vxlan).with_geneve(geneve)
+        let [vxlan, gpe, geneve] =
+            [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND].map(|kind| self.port_of(kind));
+        Tunnels::default().with_vxlan(vxlan).with_vxlan_gpe(gpe).with_geneve(geneve)
     }
 }
 

@@ -575,18 +575,19 @@ impl OuterHeaders {
 
     /// Writes the type of the payload to a copy of the headers, if the headers carry IP packets.
     pub fn write_payload_type(&self, headers: &mut [u8], carries_ipv6: bool) {
+        let Some(payload_type) = self.variable.payload_type else { return };
         let protocol = if carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 };
-        if self.variable.payload_type == Some(PayloadType::IpProtocol) {
+        if payload_type == PayloadType::IpProtocol {
             return self.write_protocol(headers, protocol);
         }
         let Some(header) = headers.get_mut(self.tunnel()..) else { return };
-        match self.variable.payload_type {
-            Some(PayloadType::EtherType(at)) => {
+        match payload_type {
+            PayloadType::EtherType(at) => {
                 write_at(header, Some(at), &payload_ethertype(carries_ipv6).0.to_be_bytes());
             }
-            Some(PayloadType::NextHeader(at)) => write_at(header, Some(at), &[protocol.0]),
-            Some(PayloadType::NextProtocol(at)) => write_at(header, Some(at), &[next_protocol(carries_ipv6).0]),
-            Some(PayloadType::IpProtocol) | None => {}
+            PayloadType::NextHeader(at) => write_at(header, Some(at), &[protocol.0]),
+            PayloadType::NextProtocol(at) => write_at(header, Some(at), &[next_protocol(carries_ipv6).0]),
+            PayloadType::IpProtocol => {}
         }
     }
 
