@@ -176,7 +176,7 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     let each = f64::from(arguments.rules);
     let mut figures = Figures { rules: arguments.rules, ..Figures::default() };
     figures.place_seconds = timed(|| {
-        predict_placements(&capabilities, PortId::new(0), Parser::default().tunnels, &rules, Ports::default())
+        predict_placements(&capabilities, PortId::new(0), Parser::default().tunnels, (&rules, 0), Ports::default())
     })
     .1;
     figures.place_us_per_rule = figures.place_seconds * 1e6 / each;

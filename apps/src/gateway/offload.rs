@@ -11,15 +11,15 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use wirepath_flow::{Action, Direction, Field, Key, Rule};
+use wirepath_flow::{Direction, Field, Key, Rule};
 use wirepath_packet::PortId;
 use wirepath_pipeline::ControlPlane;
 use wirepath_pipeline::rules::RuleControl;
-use wirepath_pipeline::tunnel::{GatewayControl, Tunnel};
+use wirepath_pipeline::tunnel::{GatewayControl, NicNumbers, Tunnel};
 use wirepath_wire::MacAddr;
 
 use super::GatewayMonitor;
-use super::rules::{decap_rule, encap_rule};
+use super::rules::{decap_rules, encap_headers};
 
 /// State of the tunnels in the NIC.
 #[derive(Debug, Default)]
@@ -39,9 +39,9 @@ pub struct NicTunnels {
 struct NicTunnel {
     /// As installed.
     tunnel: Tunnel,
-    /// Number of the header in the NIC; `None`: nothing was installed. `Err`: the NIC rejected the header, with the
+    /// Numbers of the headers in the NIC; `None`: nothing was installed. `Err`: the NIC rejected a header, with the
     /// time of the next attempt.
-    encap: Option<Result<u32, u64>>,
+    encap: Option<Result<NicNumbers, u64>>,
 }
 
 /// Nanoseconds between two checks of the remotes.
@@ -78,7 +78,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
         let tunnel = tunnels.get(index).filter(|tunnel| !changed && has_same_ends(tunnel, &it.tunnel));
         if lost || tunnel != Some(&it.tunnel) {
             gateway.encapsulated_by_nic(*index as usize, None);
-            unused.extend(it.encap.take().and_then(Result::ok));
+            unused.extend(it.encap.take().and_then(Result::ok).into_iter().flat_map(NicNumbers::all));
         }
         match tunnel {
             Some(tunnel) => it.tunnel = *tunnel,
@@ -93,13 +93,13 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
             install_decap(gateway, rules, plane, &tunnel);
             NicTunnel { tunnel, encap: None }
         });
-        let due = it.encap.is_none_or(|number| number.is_err_and(|again| again <= now));
+        let due = it.encap.is_none_or(|numbers| numbers.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, id) = (tunnel.remote, tunnel.id);
-            let number = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
-                Ok(number) => {
+            let numbers = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
+                Ok(numbers) => {
                     tracing::info!("tunnel to {to} ({id}): the NIC encapsulates");
-                    Ok(number)
+                    Ok(numbers)
                 }
                 Err((why, again)) => {
                     // The reason is logged only once.
@@ -109,8 +109,8 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
                     Err(if again { now + RETRY_INTERVAL } else { NEVER })
                 }
             };
-            it.encap = Some(number);
-            gateway.encapsulated_by_nic(index as usize, number.ok());
+            it.encap = Some(numbers);
+            gateway.encapsulated_by_nic(index as usize, numbers.ok());
         }
     }
     gateway.publish_nic_tunnels();
@@ -123,24 +123,20 @@ fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
 
 /// Installs decapsulation of the packets from a remote.
 fn install_decap(gateway: &mut GatewayControl, rules: &mut RuleControl, plane: &mut ControlPlane, tunnel: &Tunnel) {
-    // Over IPv6 a datagram without a checksum must be dropped (RFC 8200 section 8.1), but a NIC does not
-    // report a missing checksum after decapsulation.
-    if tunnel.remote.is_ipv6() {
-        return;
-    }
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
     let config = gateway.config();
     let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return };
-    let rule = decap_rule(config, segment, (tunnel.local, tunnel.remote), tunnel.index, &hop);
-    // The configuration was checked, so the rule is valid.
-    if let Ok(Some(rule)) = rule {
-        gateway.decapsulated_by_nic();
-        rules.add_implicit_decap(plane, rule, tunnel.index);
+    match decap_rules(config, segment, (tunnel.local, tunnel.remote), tunnel.index, &hop) {
+        Ok(decaps) => {
+            gateway.decapsulated_by_nic();
+            decaps.into_iter().for_each(|rule| rules.add_implicit_decap(plane, rule, tunnel.index));
+        }
+        Err(why) => tracing::info!("tunnel from {} ({}): the workers decapsulate: {why}", tunnel.remote, tunnel.id),
     }
 }
 
-/// Installs the outer header of a remote in the NIC. Returns its number, or the reason for the rejection and
+/// Installs the outer headers of a remote in the NIC. Returns their numbers, or the reason for the rejection and
 /// whether to retry.
 fn install_encap(
     gateway: &GatewayControl,
@@ -149,26 +145,22 @@ fn install_encap(
     port: PortId,
     tunnel: &Tunnel,
     hop: MacAddr,
-) -> Result<u32, (String, bool)> {
+) -> Result<NicNumbers, (String, bool)> {
     let (config, us) = (gateway.config(), gateway.mac());
-    let never = |why: &str| Err((why.to_owned(), false));
-    if config.underlay.source_ports != DYNAMIC_PORTS {
-        return never("the NIC chooses source ports from all dynamic ones");
-    }
     let hops = |_: IpAddr| (us, hop);
-    let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return never("the segment was removed") };
-    let rule = match encap_rule(config, segment, (tunnel.local, tunnel.remote), 0, &hops) {
-        Ok(Some(rule)) => rule,
-        Ok(None) => return never("fields of the headers differ from packet to packet"),
-        Err(error) => return never(&error.to_string()),
-    };
-    match rule.actions().first() {
-        Some(Action::Reformat(header)) => {
-            rules.add_implicit_encap(plane, port, header).map_err(|obstacle| (obstacle.to_string(), true))
+    let segment = config.segment(tunnel.id, tunnel.remote).ok_or(("the segment was removed".to_owned(), false))?;
+    let headers = encap_headers(config, segment, (tunnel.local, tunnel.remote), &hops).map_err(|why| (why, false))?;
+    let mut numbers: Option<NicNumbers> = None;
+    for (_, encap) in &headers {
+        match rules.add_implicit_encap(plane, port, encap) {
+            // The second header is that of inner IPv6 packets.
+            Ok(ipv6) => numbers = Some(NicNumbers { ipv4: numbers.map_or(ipv6, |first| first.ipv4), ipv6 }),
+            Err(obstacle) => {
+                let installed = numbers.into_iter().flat_map(NicNumbers::all);
+                installed.for_each(|number| rules.remove_implicit_encap(plane, port, number));
+                return Err((obstacle.to_string(), true));
+            }
         }
-        _ => never("the rule has no header"),
     }
+    numbers.ok_or(("there are no headers".to_owned(), false))
 }
-
-/// Default range of source ports (RFC 7348 section 5).
-const DYNAMIC_PORTS: (u16, u16) = (49152, 65535);

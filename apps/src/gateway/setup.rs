@@ -5,7 +5,7 @@ use wirepath_pipeline::{PortInfo, Runtime};
 use wirepath_pmd::drivers::{DeviceKind, device_kind};
 use wirepath_pmd::port::{PortId, VlanTags};
 use wirepath_settings::{ConfigError, ConfigTable, Source};
-use wirepath_wire::{Parser, Tunnels};
+use wirepath_wire::Parser;
 
 use wirepath::cli::Failure;
 use wirepath::configuration::PortNumbers;
@@ -121,7 +121,7 @@ pub(super) fn check_addresses(ports: &[PortInfo], gateway: &GatewayConfig) -> Re
 
 /// Returns the parser of the program's rules: they recognise VXLAN on the UDP port of the gateway's tunnels.
 pub fn rule_parser(gateway: &GatewayConfig) -> Parser {
-    let tunnels = Tunnels::default().with_vxlan(Some(gateway.underlay.udp_port));
+    let tunnels = gateway.underlay.rule_tunnels();
     Parser { tunnels, ..Parser::default() }
 }
 

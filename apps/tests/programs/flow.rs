@@ -229,7 +229,7 @@ fn recorded_capabilities_show_where_rules_run() {
     let (code, report) = json(&["explain", simple.to_str().unwrap(), "--capabilities", nic, "--json"], "");
     assert_eq!(code, 0, "{report}");
     let own: Vec<&Value> = report["gateway"].as_array().unwrap().iter().map(|own| &own["where"]).collect();
-    assert_eq!(own[..2], ["hardware", "split"], "{report}");
+    assert_eq!(own[..2], ["hardware", "hardware"], "{report}");
     // Errors in such a file are reported, and an endless file is not read forever.
     let (code, _, error) = run_flow(&["explain", config, "--capabilities", "/dev/zero"], "");
     assert!(code == 2 && error.contains("expected a regular file"), "{error}");

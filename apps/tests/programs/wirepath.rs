@@ -171,6 +171,79 @@ fn rule_capabilities_are_the_same_with_auto() {
     assert!(location == "software" && why.contains("hardware = \"off\""), "{location}: {why}");
 }
 
+/// Each part of a tunnel has its place, or the reason why no NIC does it.
+#[test]
+fn tunnels_and_routes_are_explained() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let nics = launch::prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n");
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gateway.toml");
+    let mut text = "[[port]]\nname = 'wan'\ndriver = 'mlx5'\ndevice = 'eth7'\n[[port]]\nname = 'lan'\n\
+                    driver = 'null'\n\
+                    [underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n"
+        .to_owned();
+    let routed = "addresses = ['10.NET.0.1/30']";
+    // Keys of the segment, number of rules of each direction, and words of the reasons for workers.
+    let segments: [(&str, usize, [Option<&str>; 2]); 12] = [
+        ("kind = 'vxlan'\nvni = 1\nremotes = ['10.9.0.2']", 1, [None, None]),
+        ("kind = 'vxlan'\nvni = 2\nremotes = ['fd00:9::2']", 1, [Some("RFC 8200"), Some("outer UDP checksum")]),
+        ("kind = 'geneve'\nvni = 1\nremotes = ['10.9.0.2']", 1, [None, None]),
+        ("kind = 'geneve'\nvni = 2\npayload = 'ip'\nremotes = ['10.9.0.2']\nROUTED", 2, [None, None]),
+        ("kind = 'gretap'\nremotes = ['10.9.0.2']", 1, [None, None]),
+        ("kind = 'gretap'\nvni = 5\nremotes = ['10.9.0.3']", 1, [None, Some("entropy into the key")]),
+        ("kind = 'gretap'\nremotes = ['fd00:9::2']", 1, [None, Some("flow label")]),
+        ("kind = 'gretap'\ngre = { sequence = true }\nremotes = ['10.9.0.4']", 1, [None, Some("sequence numbers")]),
+        ("kind = 'gre'\nremotes = ['10.9.0.5']\nROUTED", 2, [None, None]),
+        ("kind = 'gre'\nvni = 5\nremotes = ['10.9.0.5']\nROUTED", 2, [None, Some("entropy into the key")]),
+        ("kind = 'ipip'\nremotes = ['10.9.0.5']\nROUTED", 2, [None, None]),
+        ("kind = 'ipip'\nremotes = ['fd00:9::5']\nROUTED", 2, [None, Some("flow label")]),
+    ];
+    for (n, (keys, ..)) in segments.iter().enumerate() {
+        let network = routed.replace("NET", &(100 + n).to_string());
+        let ports = format!("ports = [{{ port = 'lan', vlan = {} }}]", n + 1);
+        let keys = if keys.contains("ROUTED") { keys.replace("ROUTED", &network) } else { format!("{keys}\n{ports}") };
+        text += &format!("[[segment]]\nname = 's{n}'\n{keys}\n");
+    }
+    text += "[[vrf]]\nname = 'default'\nroutes = [{ to = '10.2.0.0/16', next_hops = [{ segment = 's8' }] }]\n";
+    let explain = |text: &str, form: &[&str]| {
+        std::fs::write(&config, text).unwrap();
+        let arguments = [&["flow", "explain", config.to_str().unwrap(), "--port", "mlx5:eth7"], form].concat();
+        let output = nics.command(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let report: Value = serde_json::from_str(&explain(&text, &["--json"])).unwrap();
+    let parts = report["gateway"].as_array().unwrap();
+    for (n, (keys, rules, reasons)) in segments.iter().enumerate() {
+        for (direction, reason) in ["ingress", "egress"].iter().zip(reasons) {
+            let name = format!("s{n}");
+            let found: Vec<&Value> =
+                parts.iter().filter(|it| it["segment"] == *name && it["direction"] == *direction).collect();
+            let places: Vec<&Value> = found.iter().map(|it| &it["where"]).collect();
+            match reason {
+                None => assert_eq!(places, vec!["hardware"; *rules], "{keys}: {found:?}"),
+                Some(reason) => {
+                    let why = found[0]["why"].as_str().unwrap();
+                    assert!(places.iter().all(|place| **place == "software") && why.contains(reason), "{keys}: {why}");
+                }
+            }
+        }
+    }
+    let route = &report["routes"][0];
+    assert_eq!(
+        (&route["vrf"], &route["to"], &route["where"]),
+        (&"default".into(), &"10.2.0.0/16".into(), &"software".into())
+    );
+    let shown = explain(&text, &[]);
+    let part = "segment s6 to fd00:9::2, number 7\n    software: encap: the NIC does not write the flow label";
+    assert!(shown.contains(part) && shown.contains("vrf default 10.2.0.0/16"), "{shown}");
+    // A rule that may match tunnel packets as they leave has the workers encapsulate.
+    let watched = text + "[[rule]]\nrule = \"egress: port id wan / udp => count\"\n";
+    let report: Value = serde_json::from_str(&explain(&watched, &["--json"])).unwrap();
+    let part = &report["gateway"][1];
+    assert!(part["where"] == "software" && part["why"].as_str().unwrap().contains("an egress rule"), "{part}");
+}
+
 #[test]
 fn an_interrupted_process_detaches() {
     require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));

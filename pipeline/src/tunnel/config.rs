@@ -13,11 +13,11 @@ use wirepath_settings::{
 };
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
-use wirepath_wire::{MacAddr, Vni};
+use wirepath_wire::{MacAddr, Tunnels, Vni};
 
 use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use super::kinds::{HeaderTemplate, KINDS, Payload, TunnelKind};
+use super::kinds::{self, HeaderTemplate, KINDS, Payload, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
 use super::move_damping;
@@ -30,9 +30,9 @@ use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
 pub const MAX_SEGMENTS: usize = 4096;
-/// Ethernet address that stands for the other end of a layer-3 tunnel while the router processes its packets. Tunnel
-/// packets do not contain it.
-pub(super) const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+/// Ethernet address that stands for the other end of a layer-3 tunnel while the router processes its packets. It is in
+/// no packet on the wire.
+pub const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// Maximum number of configured remotes over all segments.
 pub const MAX_REMOTES: usize = 65_536;
 
@@ -272,6 +272,12 @@ impl UnderlayConfig {
     pub fn port_of(&self, kind: &TunnelKind) -> Option<u16> {
         let own = (kind == self.kind).then_some(self.udp_port);
         kind.default_port().map(|port| own.unwrap_or(port))
+    }
+
+    /// Returns the UDP ports on which flow rules find tunnels.
+    pub fn rule_tunnels(&self) -> Tunnels {
+        let (vxlan, geneve) = (self.port_of(&kinds::vxlan::KIND), self.port_of(&kinds::geneve::KIND));
+        Tunnels::default().with_vxlan(vxlan).with_geneve(geneve)
     }
 }
 

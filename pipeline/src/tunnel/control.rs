@@ -29,7 +29,7 @@ use super::policer::{ExpectedReplies, KnownHosts};
 use super::router::RouterControl;
 use super::router::config::RoutingConfig;
 use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
-use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
+use super::tables::{Destination, Layout, NextHop, NicNumbers, Remote, Remotes};
 use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
@@ -244,11 +244,11 @@ impl GatewayControl {
     /// Sets the transmit metadata for which the NIC adds the outer headers of this remote; `None`: the
     /// workers add them. The workers also add them after the next hop has changed. They see the change after
     /// [`Self::publish_nic_tunnels`].
-    pub fn encapsulated_by_nic(&mut self, remote: usize, number: Option<u32>) {
+    pub fn encapsulated_by_nic(&mut self, remote: usize, numbers: Option<NicNumbers>) {
         let Some(next_hop) = self.list.get_mut(remote).map(|remote| &mut remote.next_hop) else { return };
         *next_hop = match *next_hop {
-            NextHop::Ready(template) | NextHop::InNic(template, _) => NextHop::resolved(template, number),
-            NextHop::Held(template, _) => NextHop::Held(template, number),
+            NextHop::Ready(template) | NextHop::InNic(template, _) => NextHop::resolved(template, numbers),
+            NextHop::Held(template, _) => NextHop::Held(template, numbers),
             NextHop::Resolving | NextHop::Unreachable | NextHop::Out => return,
         };
         self.dirty = true;
@@ -396,8 +396,8 @@ impl GatewayControl {
             let Some(Remote { next_hop, .. }) = self.list.get_mut(*remote as usize) else { continue };
             *next_hop = match *next_hop {
                 NextHop::Ready(template) if held => NextHop::Held(template, None),
-                NextHop::InNic(template, number) if held => NextHop::Held(template, Some(number)),
-                NextHop::Held(template, number) if !held => NextHop::resolved(template, number),
+                NextHop::InNic(template, numbers) if held => NextHop::Held(template, Some(numbers)),
+                NextHop::Held(template, numbers) if !held => NextHop::resolved(template, numbers),
                 other => other,
             };
         }

@@ -290,7 +290,14 @@ impl View<'_> {
             packet.set_flags(packet.flags().without(Flags::MARK));
             packet.set_checksum_status(ChecksumStatus::NONE);
             packet.pull_up(packet.len().min(HEADERS));
-            self.process_inner(state, context, remotes, packet, Some(remote), segment);
+            match self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload) {
+                // The NIC has added an Ethernet header. The router's header takes its place.
+                Some(Payload::Ip) if packet.trim_front(ETHERNET_LEN) => {
+                    self.process_inner_packet(state, context, remotes, packet, Some(remote), segment);
+                }
+                Some(Payload::Ip) => context.drop(packet, DropReason::TooShort),
+                _ => self.process_inner(state, context, remotes, packet, Some(remote), segment),
+            }
             None
         });
     }

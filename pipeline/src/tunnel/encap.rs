@@ -23,7 +23,7 @@ use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::storm_control::FloodKind;
-use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
+use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
 
@@ -229,8 +229,8 @@ impl View<'_> {
                         len <= remote.max_frame
                             && encapsulate(packet, template, underlay, flows[i], &remote.sequence).is_ok()
                     }
-                    NextHop::InNic(_, number)
-                        if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, flows[i]) =>
+                    NextHop::InNic(_, numbers)
+                        if len <= remote.max_frame && encapsulate_in_nic(packet, *numbers, underlay, flows[i]) =>
                     {
                         if let Some(c) = layout.counters(remote.segment, worker) {
                             c.nic_encapsulated.add(1);
@@ -465,7 +465,7 @@ impl View<'_> {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }
         match &remote.next_hop {
-            NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
+            NextHop::InNic(_, numbers) if encapsulate_in_nic(&mut packet, *numbers, &self.layout.underlay, flow) => {
                 self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
                 if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                     c.nic_encapsulated.add(1);
@@ -635,12 +635,12 @@ pub(super) fn encapsulate(
 /// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it
 /// cannot finish transmit offloads that the packet still requests.
 #[inline]
-pub(super) fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
+pub(super) fn encapsulate_in_nic(packet: &mut Packet, numbers: NicNumbers, underlay: &Underlay, flow: Flow) -> bool {
     let flags = packet.flags();
     if flow.class & underlay.copied_class != 0 || flags.intersects(TX_OFFLOADS) || packet.vlan().is_some() {
         return false;
     }
-    packet.set_mark(number);
+    packet.set_mark(numbers.of(packet.data()));
     packet.set_flags(packet.flags().with(Flags::TX_METADATA));
     packet.set_out_port(underlay.port);
     packet.set_checksum_status(ChecksumStatus::NONE);

@@ -79,3 +79,4 @@ pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
 pub use storm_control::StormLimits;
 pub use suppression::{StaticBinding, SuppressionConfig};
+pub use tables::NicNumbers;

@@ -487,12 +487,12 @@ fn generated_mac(ip: Option<IpAddr>) -> MacAddr {
 pub enum NextHop {
     /// Resolved: the worker adds these outer headers.
     Ready(OuterHeaders),
-    /// Resolved: the NIC adds the headers to packets with this transmit metadata. The worker adds the
-    /// outer headers to packets that the NIC cannot encapsulate.
-    InNic(OuterHeaders, u32),
+    /// Resolved: the NIC adds the headers to packets with these numbers. The worker adds the outer headers to
+    /// packets that the NIC cannot encapsulate.
+    InNic(OuterHeaders, NicNumbers),
     /// The link was lost, so the control thread queues a few packets until the next hop replies. The worker adds
-    /// these outer headers to the others. The number is that of [`Self::InNic`], which applies afterwards.
-    Held(OuterHeaders, Option<u32>),
+    /// these outer headers to the others. The numbers are those of [`Self::InNic`], which apply afterwards.
+    Held(OuterHeaders, Option<NicNumbers>),
     /// Being resolved. The control thread queues a few packets.
     Resolving,
     /// The next hop did not reply to ARP or ND.
@@ -502,9 +502,35 @@ pub enum NextHop {
 }
 
 impl NextHop {
-    /// Returns the state with these outer headers, which the NIC adds if it has a number for them.
-    pub(super) fn resolved(template: OuterHeaders, number: Option<u32>) -> Self {
-        number.map_or(Self::Ready(template), |number| Self::InNic(template, number))
+    /// Returns the state with these outer headers, which the NIC adds if it has numbers for them.
+    pub(super) fn resolved(template: OuterHeaders, numbers: Option<NicNumbers>) -> Self {
+        numbers.map_or(Self::Ready(template), |numbers| Self::InNic(template, numbers))
+    }
+}
+
+/// Transmit metadata of packets to which the NIC adds the outer headers of a remote.
+///
+/// The headers of a layer-3 tunnel name the version of the inner packet, so each version has a number. Tunnels of
+/// Ethernet frames have one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicNumbers {
+    /// Number of all packets except those with an inner IPv6 packet.
+    pub ipv4: u32,
+    /// Number of inner IPv6 packets; equal to `ipv4` for Ethernet frames.
+    pub ipv6: u32,
+}
+
+impl NicNumbers {
+    /// Returns the number of a frame.
+    #[inline(always)]
+    pub(super) fn of(self, frame: &[u8]) -> u32 {
+        // Frames to a layer-3 tunnel are untagged. For other frames the two numbers are equal.
+        if frame.get(ETHERNET_LEN).is_some_and(|byte| byte >> 4 == 6) { self.ipv6 } else { self.ipv4 }
+    }
+
+    /// Returns the different numbers.
+    pub fn all(self) -> impl Iterator<Item = u32> {
+        [Some(self.ipv4), (self.ipv6 != self.ipv4).then_some(self.ipv6)].into_iter().flatten()
     }
 }
 

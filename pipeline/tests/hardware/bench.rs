@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use wirepath_flow::{Action, Direction, Ports, Rule};
+use wirepath_flow::{Action, Direction, HeaderEnd, ItemKind, Ports, ReformatKind, Rule};
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
@@ -82,6 +82,8 @@ pub(crate) struct Bench<N> {
     /// True if packets are forwarded to the next port; otherwise the inner stage consumes them.
     forward: Arc<AtomicBool>,
     now: u64,
+    /// Number of packets that arrived with the tag of a rule.
+    pub(crate) tagged: usize,
 }
 
 struct Kernel<'r>(&'r mut RuleControl);
@@ -131,7 +133,7 @@ fn fits(can: &RuleCapabilities, rule: &Rule) -> bool {
         can,
         PortId::new(0),
         Parser::default().tunnels,
-        std::slice::from_ref(rule),
+        (std::slice::from_ref(rule), 0),
         Ports::default(),
     );
     placed[0].as_ref().is_some_and(|placement| placement.name() != "software")
@@ -162,6 +164,41 @@ fn rules_for(
     rules
 }
 
+/// Tunnels of rules that decapsulate: what stands behind the outer IP item. `proto 4` belongs to that item.
+pub(crate) const DECAPS: [&str; 8] = [
+    "udp / vxlan vni VNI",
+    "udp / geneve vni VNI optlen 0 oam 0 proto 0x6558",
+    "gre flags 0 proto 0x6558",
+    "gre flags 0x2000 key VNI proto 0x6558",
+    "gre flags 0x2000 key 0x100 mask 0xffffff00 proto 0x6558",
+    "gre flags 0 proto 0x0800",
+    "udp / geneve vni VNI optlen 0 oam 0 proto 0x0800",
+    "proto 4",
+];
+
+/// Returns the tunnel of a rule that decapsulates or encapsulates, as a word.
+pub(crate) fn tunnel_word(rule: &Rule) -> Option<&'static str> {
+    let has = |kind| rule.pattern().iter().any(|item| item.kind == kind && !item.inner);
+    rule.actions().iter().find_map(|action| {
+        let Action::Reformat(reformat) = action else { return None };
+        let end = reformat.layout().map(|layout| layout.end);
+        let word = |frames, packets| match reformat.kind() {
+            ReformatKind::L2TunnelToL2 | ReformatKind::L2ToL2Tunnel => frames,
+            ReformatKind::L3TunnelToL2 | ReformatKind::L2ToL3Tunnel => packets,
+        };
+        Some(match (rule.direction(), end) {
+            (Direction::Ingress, _) if has(ItemKind::Vxlan) => "decap vxlan",
+            (Direction::Ingress, _) if has(ItemKind::Geneve) => word("decap geneve l2", "decap geneve l3"),
+            (Direction::Ingress, _) if has(ItemKind::Gre) => word("decap gre l2", "decap gre l3"),
+            (Direction::Ingress, _) => "decap ip",
+            (Direction::Egress, Some(HeaderEnd::Vxlan)) => "encap vxlan",
+            (Direction::Egress, Some(HeaderEnd::Geneve)) => word("encap geneve l2", "encap geneve l3"),
+            (Direction::Egress, Some(HeaderEnd::Gre)) => word("encap gre l2", "encap gre l3"),
+            (Direction::Egress, _) => "encap ip",
+        })
+    })
+}
+
 /// Returns a rule with a tunnel action that a NIC may run. Random rules rarely have one.
 fn tunnel(rng: &mut Rng, direction: Direction) -> Rule {
     let (prio, vni, host) = (rng.below(6), rng.below(3), 1 + rng.below(3));
@@ -171,19 +208,37 @@ fn tunnel(rng: &mut Rng, direction: Direction) -> Rule {
             let inner = if more.is_empty() { "" } else { " / ipv4" };
             let outer = rng.pick(&["ipv4 src 10.0.0.HOST", "ipv4 src 10.0.0.HOST ecn 0", "ipv6 src fd00::HOST"]);
             let outer = outer.replace("HOST", &host.to_string());
-            format!("ingress prio {prio}: eth / {outer} / udp / vxlan vni {vni} / eth{inner} => decap l2{more}, mark 5")
+            let kind = rng.pick(&DECAPS);
+            let (outer, kind) = match kind.strip_prefix("proto 4") {
+                Some(rest) => (outer + " proto 4", rest.to_owned()),
+                None => (outer, format!(" / {}", kind.replace("VNI", &vni.to_string()))),
+            };
+            // Frames stay as they are, and IP packets get an Ethernet header.
+            if kind.ends_with("0x6558") || kind.contains("vxlan") {
+                format!("ingress prio {prio}: eth / {outer}{kind} / eth{inner} => decap l2{more}, mark 5")
+            } else {
+                let link = "0200000000090200000000080800";
+                format!("ingress prio {prio}: eth / {outer}{kind} / inner ipv4 => decap l3 {link}{more}, mark 5")
+            }
         }
         Direction::Egress => {
-            // Ethernet, IPv4, UDP with source port 0 or 5, and VXLAN.
-            let mut header = "02000000000a02000000000b080045000000000040004011".to_owned() + "0000";
-            header += &format!(
-                "0a00000{host}0a0000fe{:04x}12b50000{:04x}08000000{vni:06x}00",
-                rng.pick(&[0, 5]),
-                rng.pick(&[0, 0, 1])
-            );
             let before = rng.pick(&["", "count, "]);
-            let pattern = rng.pick(&["ipv4", "udp", "eth", "ipv6 / tcp"]);
-            format!("egress prio {prio}: port id {} / {pattern} => {before}encap l2 {header}", rng.below(3))
+            let (port, sum) = (rng.pick(&[0, 5]), rng.pick(&[0, 0, 1]));
+            // Headers behind Ethernet and IPv4: UDP with source port 0 or 5 and VXLAN or GENEVE, GRE, or nothing.
+            let (kind, protocol, tunnel) = match rng.below(6) {
+                0 | 1 => ("l2", 17, format!("{port:04x}12b50000{sum:04x}08000000{vni:06x}00")),
+                2 => ("l2", 47, "00006558".to_owned()),
+                3 => ("l3", 17, format!("{port:04x}17c10000{sum:04x}00000800{vni:06x}00")),
+                4 => ("l3", 47, "00000800".to_owned()),
+                _ => ("l3", 4, String::new()),
+            };
+            let ip = format!("4500000000004000{:02x}{protocol:02x}00000a00000{host}0a0000fe", 64);
+            let header = format!("02000000000a02000000000b0800{ip}{tunnel}");
+            let pattern = match kind {
+                "l2" => rng.pick(&["ipv4", "udp", "eth", "ipv6 / tcp"]),
+                _ => "ipv4",
+            };
+            format!("egress prio {prio}: port id {} / {pattern} => {before}encap {kind} {header}", rng.below(3))
         }
     };
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -326,7 +381,7 @@ impl<N: Nic> Bench<N> {
         let stage = control.stage(&info, Box::new(inside) as Inner);
         let mut stepped = SteppedRuntime::new(ports.clone(), &domain, stage).unwrap();
         stepped.set_devices(devices);
-        Self { stepped, control, nics, seen, pool: pool.clone(), ports, forward, now: 0 }
+        Self { stepped, control, nics, seen, pool: pool.clone(), ports, forward, now: 0, tagged: 0 }
     }
 
     pub(crate) fn set(&mut self, rules: &[Rule]) {
@@ -451,6 +506,7 @@ impl<N: Nic> Bench<N> {
     fn process(&mut self, port: PortId, received: Vec<Received>) -> BTreeMap<Option<u16>, Vec<Seen>> {
         let mut queues: BTreeMap<Option<u16>, Batch> = BTreeMap::new();
         for (queue, mut packet) in received {
+            self.tagged += usize::from(packet.mark().is_some());
             packet.set_app([0, packet.mark().is_some().into()]);
             let left = queues.entry(queue).or_default().push(packet);
             assert!(left.is_ok(), "more than were sent");

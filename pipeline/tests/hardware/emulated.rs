@@ -15,14 +15,15 @@ use std::collections::HashMap;
 
 use crate::bench::{self, Bench, Case, CaseConfig, Nic, PORTS, Received, Sent, number};
 use crate::emulated_ports::{self, RDMA, is_sound};
-use wirepath_flow::{Action, Direction};
+use wirepath_flow::{Action, Direction, Rule};
 use wirepath_nic_emulator::launch;
 use wirepath_packet::{Batch, Packet, Pool};
 use wirepath_pipeline::rules::offload::Placement;
-use wirepath_pmd::port::hardware::RuleCapabilities;
+use wirepath_pmd::port::hardware::{PatternText, RuleCapabilities};
 use wirepath_pmd::port::{PortId, RxQueue, StartedPort, TxQueue};
-use wirepath_rule_oracle::{Fault, Rng};
+use wirepath_rule_oracle::{Fault, PacketMetadata, Rng, Verdict, generate};
 use wirepath_testlab::require;
+use wirepath_wire::{HeaderOffsets, L3Type, Parser};
 
 /// Rule sets in a normal run.
 const SETS: u64 = 200;
@@ -40,6 +41,20 @@ const VARIANTS: [(&str, &str, bool); 3] = [("devx", "dv", true), ("bare", "dv", 
 const BARE: PortId = PortId::new(1);
 /// Name of the count of rules that do so.
 const COUNTED: &str = "counted without DevX";
+/// Tunnel actions that must be tested in a NIC, as [`bench::tunnel_word`] names them.
+const TUNNELS: [&str; 11] = [
+    "decap vxlan",
+    "decap geneve l2",
+    "decap geneve l3",
+    "decap gre l2",
+    "decap gre l3",
+    "decap ip",
+    "encap vxlan",
+    "encap geneve l3",
+    "encap gre l2",
+    "encap gre l3",
+    "encap ip",
+];
 /// Environment variable with the planted error of the device.
 const WRONG: &str = "WIREPATH_TEST_WRONG";
 
@@ -154,6 +169,16 @@ fn run(Lab { bench, can }: &mut Lab, seed: u64, fault: Fault) -> Result<HashMap<
         return Err(format!("RULES_SEED={seed}: {what}\n{small}"));
     }
     let mut words = bench.words();
+    for (rule, list) in case.rules.iter().zip(&bench.control.placements()) {
+        // At egress workers always match, so that the rest of the rule is in the NIC.
+        let in_nic = |placement: &Placement| match direction {
+            Direction::Ingress => matches!(placement, Placement::Hardware(_)),
+            Direction::Egress => matches!(placement, Placement::Split(_)),
+        };
+        if let Some(word) = bench::tunnel_word(rule).filter(|_| list.iter().any(|(_, placement)| in_nic(placement))) {
+            *words.entry(word).or_default() += 1;
+        }
+    }
     if direction == Direction::Ingress {
         let placements = bench.control.placements();
         let drops = case.rules.iter().zip(&placements).filter(|(rule, _)| rule.actions().last() == Some(&Action::Drop));
@@ -191,6 +216,9 @@ fn every_backend_gives_the_results_of_the_reference() {
         assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
         for (word, least) in [("hardware", 50), ("split", 50), ("software", 50), (COUNTED, 1)] {
             assert!(one || words.get(word).is_some_and(|n| *n >= least), "{word} is not tested: {words:?}");
+        }
+        for word in TUNNELS {
+            assert!(one || words.contains_key(word), "{word} is not tested in a NIC: {words:?}");
         }
         // A planted error in the reference must be found.
         if !one {
@@ -241,6 +269,135 @@ fn incorrect_nic_decapsulation_is_not_used() {
         assert!(upper.0 == "hardware" && upper.1.contains("outer lengths"), "{upper:?}");
         assert!(lower.0 == "software" && lower.1.contains("decap l2"), "{lower:?}");
     });
+}
+
+/// Returns a GRE packet with these flags. An optional field of 4 bytes follows the header if `optional` is true.
+fn gre(flags: u16, optional: bool) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 47, 0, 0];
+    frame.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend(flags.to_be_bytes());
+    frame.extend([0x65, 0x58]);
+    frame.extend(&[0u8; 4][..if optional { 4 } else { 0 }]);
+    frame.extend([2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
+    frame.extend([7; 46]);
+    let length = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&length.to_be_bytes());
+    let sum = !wirepath_nic_emulator::frame::fold(wirepath_nic_emulator::frame::sum(&frame[14..34]));
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+/// A device knows the length of GRE headers with checksum, key and sequence number. Other flags change the length, so
+/// the workers get these packets.
+#[test]
+fn gre_with_unknown_flags_is_not_decapsulated() {
+    require!(RDMA);
+    launch::run_test("emulated::gre_with_unknown_flags_is_not_decapsulated", &topology(None), || {
+        let Lab { mut bench, .. } = lab();
+        let text = "ingress: ipv4 src 10.0.0.1 ecn 0 / gre flags 0 mask 0x1000 proto 0x6558 / eth => decap l2, mark 5";
+        let rule: Rule = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        // Without optional fields and with a reserved bit that is ignored, with a key, and with a checksum.
+        let known = [gre(0, false), gre(0x0040, false), gre(0x2000, true), gre(0x8000, true)];
+        // Routing (RFC 1701), strict source route, bit 5, version 1.
+        let unknown = [gre(0x4000, true), gre(0x0800, false), gre(0x0400, false), gre(1, false)];
+        let frames = known.iter().chain(&unknown);
+        let by = |frame: &Vec<u8>| Sent { burst: 0, port: PortId::new(0), frame: frame.clone() };
+        let case = Case {
+            direction: Direction::Ingress,
+            early: Vec::new(),
+            rules: vec![rule],
+            sent: frames.map(by).collect(),
+        };
+        bench.tagged = 0;
+        bench.check(&case, Fault::None).unwrap_or_else(|failure| panic!("{failure}"));
+        let placement = bench.control.placements()[0][0].1.clone();
+        assert!(placement.why().is_some_and(|why| why.contains("gre flags")), "{placement:?}");
+        assert_eq!(bench.tagged, known.len(), "frames that matched in the NIC");
+    });
+}
+
+/// Frames of each rule in the bulk test.
+const BULK: usize = 1000;
+
+/// Rules with all that a NIC does: each tunnel of [`bench::DECAPS`], MAC addresses, TTL and counters.
+fn bulk_rules() -> Vec<String> {
+    let mut rules = vec![
+        "ingress: ipv4 dst 10.0.0.2 => count, set eth dst 02:00:00:00:00:07, set eth src 02:00:00:00:00:08, dec-ttl"
+            .to_owned(),
+        "ingress: ipv6 dst fd00::2 => count, set eth dst 02:00:00:00:00:07, dec-ttl".to_owned(),
+    ];
+    for (ip, outer) in [(4, "ipv4 src 10.0.0.1"), (6, "ipv6 src fd00::1")] {
+        for kind in bench::DECAPS {
+            let (outer, kind) = match kind.strip_prefix("proto 4") {
+                Some(rest) => (format!("{outer} proto 4"), rest.to_owned()),
+                None => (outer.to_owned(), format!(" / {}", kind.replace("VNI", "2"))),
+            };
+            let (inner, decap) = match kind.ends_with("0x6558") || kind.contains("vxlan") {
+                true => ("eth / inner ipv4", "decap l2"),
+                false => ("inner ipv4", "decap l3 0200000000090200000000080800"),
+            };
+            // An outer congestion mark is left to software.
+            rules.push(format!(
+                "ingress: {outer} ecn 0{kind} / {inner} => count, {decap}, set eth dst 02:00:00:00:00:07, dec-ttl, \
+                 mark {ip}"
+            ));
+        }
+    }
+    rules
+}
+
+/// Frames of each kind pass the NIC, which does everything but the mark. The counters and frames are those of the
+/// reference.
+#[test]
+fn each_tunnel_in_bulk() {
+    require!(RDMA);
+    launch::run_test("emulated::each_tunnel_in_bulk", &topology(None), || {
+        let Lab { mut bench, can } = lab();
+        let aside: Vec<Rule> = can.ingress.iter().flat_map(|table| &table.excluded_patterns).map(counting).collect();
+        let aside = bench::reference(&aside);
+        let mut rng = Rng::new(11);
+        for text in bulk_rules() {
+            let rule: Rule = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            let mut oracle = bench::reference(std::slice::from_ref(&rule));
+            let mut sent = Vec::new();
+            while sent.len() < BULK {
+                let (frame, _) = generate::packet(&mut rng, Some(&rule));
+                let metadata = PacketMetadata::default();
+                let outcome = oracle.run(Direction::Ingress, &frame, &metadata, 0);
+                let passes = outcome.rule.is_some() && outcome.verdict == Verdict::Pass;
+                let passes = passes && aside.classify(Direction::Ingress, &frame, &metadata).is_none();
+                if passes && frame.len() <= bench::LONGEST && is_sound(&frame) && in_nic(&frame) {
+                    sent.push(Sent { burst: sent.len() / 30, port: PortId::new(0), frame });
+                }
+            }
+            let case = Case { direction: Direction::Ingress, early: Vec::new(), rules: vec![rule], sent };
+            bench.tagged = 0;
+            bench.check(&case, Fault::None).unwrap_or_else(|failure| panic!("{text}: {failure}"));
+            let placement = bench.control.placements()[0][0].1.clone();
+            assert!(matches!(placement, Placement::Hardware(_)), "{text}: {placement:?}");
+            assert_eq!(bench.tagged, BULK, "{text}: frames that matched in the NIC");
+        }
+    });
+}
+
+/// Returns a rule with this pattern.
+fn counting(pattern: &PatternText) -> Rule {
+    Rule::new(Direction::Ingress, 0, pattern.items().to_vec(), vec![Action::Count]).expect("a pattern")
+}
+
+/// Returns whether a NIC takes a frame that matches: neither IP packet is a fragment or without hops, the outer GRE
+/// flags and UDP lengths are right, and checksums too.
+fn in_nic(frame: &[u8]) -> bool {
+    let Ok(parsed) = Parser::default().parse(frame) else { return false };
+    let stacks = [parsed.stack(0), parsed.stack(1)];
+    let hops = |stack: &&HeaderOffsets| {
+        let ttl = stack.l3() + if stack.l3_type() == L3Type::Ipv4 { 8 } else { 7 };
+        !stack.is_fragment() && frame.get(ttl).is_some_and(|ttl| *ttl > 1)
+    };
+    let outer = wirepath_nic_emulator::frame::parse(frame);
+    let valid = outer.ip_checksum_ok(frame) != Some(false) && outer.transport_checksum_ok(frame) != Some(false);
+    let length = stacks[0].as_ref().and_then(|stack| Some((stack.udp_end(frame)?, stack.end())));
+    valid && length.is_none_or(|(udp, ip)| udp == ip) && stacks.iter().flatten().all(hops)
 }
 
 #[test]

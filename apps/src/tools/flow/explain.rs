@@ -3,10 +3,11 @@ use std::path::Path;
 use wirepath_packet::PortId;
 
 use serde_json::{Value, json};
-use wirepath_flow::{Direction, Ports, Rule};
+use wirepath_flow::{Direction, Field, Key, Ports, Rule};
 use wirepath_pipeline::PortInfo;
-use wirepath_pipeline::rules::offload::{self, Placement};
+use wirepath_pipeline::rules::offload::{self, Obstacle, Placement};
 use wirepath_pipeline::rules::{RuleLocation, check_on, locate_rule};
+use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_settings::Source;
@@ -43,6 +44,16 @@ impl Nic<'_> {
     }
 }
 
+/// The gateway's own forwarding.
+struct Forwarding {
+    /// Tunnels.
+    rules: Vec<GatewayRule>,
+    /// Where each of them runs, if it is known.
+    placements: Vec<Option<Placement>>,
+    /// VRF and destination of each static route.
+    routes: Vec<(String, String)>,
+}
+
 /// Where a rule runs on a port.
 struct Row {
     /// Number of the port, as used in rules.
@@ -74,23 +85,28 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
         Program::Gateway(setup) => {
             // Placeholders for addresses that only opened ports and resolved next hops have.
             let unknown = |_: IpAddr| (MacAddr([2, 0, 0, 0, 0, 0]), MacAddr([2, 0, 0, 0, 0, 0xff]));
-            (&setup.common.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
+            (&setup.common.ports, gateway_rules(&setup.gateway, &unknown))
         }
     };
     let mut rows = rows(&entries, ports, program.hardware())?;
-    let mut own_rows: Vec<Option<Placement>> = own.iter().map(|_| None).collect();
+    let mut own_rows: Vec<Option<Placement>> = own.iter().map(without_nic).collect();
     if let Some(nic) = nic.filter(|_| program.hardware() == Hardware::Auto) {
         let tunnels = match &program {
             Program::L2fwd(_) => Tunnels::default(),
-            Program::Gateway(setup) => Tunnels::default().with_vxlan(Some(setup.gateway.underlay.udp_port)),
+            Program::Gateway(setup) => setup.gateway.underlay.rule_tunnels(),
         };
         own_rows = in_hardware(&mut rows, &nic, (ports, Ports(&names)), tunnels, (&entries, &own))?;
     }
     let refused = rows.iter().flatten().filter(|row| row.location.is_err()).count();
+    let routes = match &program {
+        Program::L2fwd(_) => Vec::new(),
+        Program::Gateway(setup) => routes(&setup.gateway),
+    };
+    let own = Forwarding { rules: own, placements: own_rows, routes };
     if json {
-        print_json(&report(&entries, Ports(&names), &rows, (&own, &own_rows), refused == 0))?;
+        print_json(&report(&entries, Ports(&names), &rows, &own, refused == 0))?;
     } else {
-        print(text(&entries, Ports(&names), &rows, (&own, &own_rows)))?;
+        print(text(&entries, Ports(&names), &rows, &own))?;
     }
     match refused {
         0 => Ok(()),
@@ -143,6 +159,24 @@ fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, location: &Result<R
     }
 }
 
+/// Returns where a part of the gateway's forwarding runs, as far as no NIC matters.
+fn without_nic(own: &GatewayRule) -> Option<Placement> {
+    let why = own.rule.as_ref().err()?;
+    let name = if own.direction == Direction::Ingress { "decap" } else { "encap" };
+    Some(Placement::Software(Obstacle { what: name.to_owned(), why: why.clone() }))
+}
+
+/// Reason why workers route.
+const ROUTES: &str = "workers look up routes, rewrite MAC addresses and decrement the TTL; a NIC has no table of the \
+                      neighbours, and sends no packet of one port through another";
+
+/// Returns VRF and destination of each static route.
+fn routes(gateway: &GatewayConfig) -> Vec<(String, String)> {
+    let routing = &gateway.routing;
+    let name = |vrf: usize| routing.vrfs.get(vrf).map_or_else(String::new, |vrf| vrf.name.clone());
+    routing.routes.iter().map(|route| (name(route.vrf), route.to.to_string())).collect()
+}
+
 /// Reads the recorded capabilities of a device.
 fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
     let source = Source::load_regular(file)?;
@@ -161,26 +195,53 @@ fn in_hardware(
     tunnels: Tunnels,
     (entries, own): (&[Entry], &[GatewayRule]),
 ) -> Result<Vec<Option<Placement>>, Failure> {
+    // Decapsulations are implicit rules. Encapsulations are no rules of a NIC, because workers choose the remote.
+    let decaps = || own.iter().enumerate().filter(|(_, own)| own.direction == Direction::Ingress && own.rule.is_ok());
     let rules: Vec<Rule> =
-        entries.iter().map(|entry| &entry.rule).chain(own.iter().map(|own| &own.rule)).cloned().collect();
+        entries.iter().map(|entry| &entry.rule).chain(decaps().flat_map(|(_, own)| &own.rule)).cloned().collect();
+    let places: Vec<usize> = decaps().map(|(place, _)| place).collect();
     let could_be =
         |port: &PortSettings| port.plan.may_offload_rules() && [nic.driver(), "auto"].contains(&port.plan.driver());
     let all = !ports.iter().any(could_be);
-    let mut own_rows = vec![None; own.len()];
+    let mut own_rows: Vec<Option<Placement>> = own.iter().map(without_nic).collect();
     for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {
-        let placements = offload::predict_placements(&nic.capabilities(port)?, PortId::new(id), tunnels, &rules, names);
+        let can = nic.capabilities(port)?;
+        let rules = (&*rules, places.len());
+        let placements = offload::predict_placements(&can, PortId::new(id), tunnels, rules, names);
         for (number, placement) in placements.into_iter().enumerate() {
             let Some(placement) = placement else { continue };
             let Some(rows) = rows.get_mut(number) else {
-                own_rows[number - entries.len()] = Some(placement);
+                let row = places.get(number - entries.len()).and_then(|place| own_rows.get_mut(*place));
+                row.into_iter().for_each(|row| *row = Some(placement.clone()));
                 continue;
             };
             let Some(row) = rows.iter_mut().find(|row| row.port == port.name && row.location.is_ok()) else { continue };
             row.nic = Some(placement.name());
             row.why = placement.why().unwrap_or_else(|| "in the NIC".to_owned());
         }
+        let port = PortId::new(id);
+        let watcher = entries.iter().find(|entry| watches(&entry.rule, port));
+        for (own, row) in own.iter().zip(&mut own_rows) {
+            let (Some(encap), Ok(rule)) = (&own.encap, &own.rule) else { continue };
+            if watches(rule, port) {
+                let placed = match watcher {
+                    Some(entry) => Err(Obstacle {
+                        what: "encap".to_owned(),
+                        why: format!("an egress rule sees packets as they leave: {}", entry.rule.named(names)),
+                    }),
+                    None => offload::predict_encap(&can, port, encap),
+                };
+                *row = Some(placed.map_or_else(Placement::Software, |()| Placement::Hardware(None)));
+            }
+        }
     }
     Ok(own_rows)
+}
+
+/// Returns whether a rule may see packets that leave by this port. Workers encapsulate these packets for it.
+fn watches(rule: &Rule, port: PortId) -> bool {
+    let ports = rule.fields().get(Key::field(0, Field::PortId));
+    rule.direction() == Direction::Egress && ports.is_none_or(|ports| ports.matches(port.number().into()))
 }
 
 fn location_word(row: &Row) -> &'static str {
@@ -188,12 +249,7 @@ fn location_word(row: &Row) -> &'static str {
 }
 
 /// Formats the result as a table with the ports of each rule below it.
-fn text(
-    entries: &[Entry],
-    names: Ports<'_>,
-    rows: &[Vec<Row>],
-    (own, own_rows): (&[GatewayRule], &[Option<Placement>]),
-) -> String {
+fn text(entries: &[Entry], names: Ports<'_>, rows: &[Vec<Row>], own: &Forwarding) -> String {
     let longest = |title: &str, word: fn(&Row) -> &str| {
         rows.iter().flatten().map(|row| word(row).len()).max().unwrap_or(0).max(title.len())
     };
@@ -216,29 +272,31 @@ fn text(
     if entries.is_empty() {
         text += "no rules\n";
     }
-    if !own.is_empty() {
+    if !own.rules.is_empty() {
         text += "\nThe gateway's own tunnels as rules (run by its stage; 02:00:00:00:00:00 and :ff are placeholders \
                  for addresses that are known at run time):\n";
-        for (it, placement) in own.iter().zip(own_rows) {
-            let direction = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
-            let rule = it.rule.named(names);
-            text += &format!("  segment {} {direction} {}, number {}\n    {rule}\n", it.segment, it.remote, it.tag);
+        for (it, placement) in own.rules.iter().zip(&own.placements) {
+            let direction = if it.direction == Direction::Ingress { "from" } else { "to" };
+            text += &format!("  segment {} {direction} {}, number {}\n", it.segment, it.remote, it.tag);
+            if let Ok(rule) = &it.rule {
+                text += &format!("    {}\n", rule.named(names));
+            }
             if let Some(placement) = placement {
                 let why = placement.why().map(|why| format!(": {why}")).unwrap_or_default();
                 text += &format!("    {}{why}\n", placement.name());
             }
         }
     }
+    if !own.routes.is_empty() {
+        text += &format!("\nRoutes (software: {ROUTES}):\n");
+        for (vrf, to) in &own.routes {
+            text += &format!("  vrf {vrf} {to}\n");
+        }
+    }
     text
 }
 
-fn report(
-    entries: &[Entry],
-    names: Ports<'_>,
-    rows: &[Vec<Row>],
-    (own, own_rows): (&[GatewayRule], &[Option<Placement>]),
-    ok: bool,
-) -> Value {
+fn report(entries: &[Entry], names: Ports<'_>, rows: &[Vec<Row>], own: &Forwarding, ok: bool) -> Value {
     let rules: Vec<Value> = entries
         .iter()
         .zip(rows)
@@ -260,20 +318,24 @@ fn report(
             })
         })
         .collect();
-    let own: Vec<Value> = own
+    let tunnels: Vec<Value> = own
+        .rules
         .iter()
-        .zip(own_rows)
+        .zip(&own.placements)
         .map(|(it, placement)| {
             json!({
                 "segment": it.segment,
                 "remote": it.remote.to_string(),
                 "number": it.tag,
-                "rule": it.rule.to_string(),
-                "text": it.rule.named(names).to_string(),
+                "direction": it.direction.name(),
+                "rule": it.rule.as_ref().ok().map(Rule::to_string),
+                "text": it.rule.as_ref().ok().map(|rule| rule.named(names).to_string()),
                 "where": placement.as_ref().map_or("gateway", Placement::name),
                 "why": placement.as_ref().and_then(Placement::why),
             })
         })
         .collect();
-    json!({ "ok": ok, "rules": rules, "gateway": own })
+    let route = |(vrf, to): &(String, String)| json!({ "vrf": vrf, "to": to, "where": "software", "why": ROUTES });
+    let routes: Vec<Value> = own.routes.iter().map(route).collect();
+    json!({ "ok": ok, "rules": rules, "gateway": tunnels, "routes": routes })
 }

@@ -133,7 +133,7 @@ impl RuleReplay {
                     peers.clone_from(known);
                 }
             }
-            Some(Program::Gateway(setup)) => tunnels = tunnels.with_vxlan(Some(setup.gateway.underlay.udp_port)),
+            Some(Program::Gateway(setup)) => tunnels = setup.gateway.underlay.rule_tunnels(),
             None => {}
         }
         let engine =

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use wirepath_flow::{Direction, Ports, Reformat, Rule};
+use wirepath_flow::{Direction, Ports, Rule};
 use wirepath_pmd::port::{KernelRule, PortError, PortId};
 use wirepath_wire::{Parser, Tunnels};
 
@@ -13,7 +13,7 @@ use super::rule_list::{Entry, RuleList, ends_at_kernel};
 use crate::WorkerInfo;
 use crate::epoch::Domain;
 use crate::events::Punt;
-use crate::rules::offload::{HardwareRules, Obstacle, Placement};
+use crate::rules::offload::{HardwareRules, ImplicitEncap, Obstacle, Placement};
 use crate::rules::{
     Change, PUNT_TO_KERNEL, RemovedRule, RuleCounters, RuleId, RuleLimits, RuleLocation, RuleLocations, RulePorts,
     RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order,
@@ -195,13 +195,13 @@ impl RuleControl {
 
     /// Adds an implicit rule to the NICs, ordered after all other rules. The program does the same in
     /// software for packets that did not match the rule in a NIC. Packets that matched carry `mark` (24 bits)
-    /// and [`IMPLICIT_MARK`](crate::rules::offload::IMPLICIT_MARK).
+    /// and [`IMPLICIT_MARK`](crate::rules::offload::IMPLICIT_MARK). Several rules may have the same mark.
     pub fn add_implicit_decap(&mut self, plane: &mut ControlPlane, rule: Rule, mark: u32) {
         let now = plane.now();
         self.hardware.add_implicit_decap(plane, &mut self.table, rule, mark, now);
     }
 
-    /// Removes the implicit rule with this mark. Packets that matched it before may still arrive.
+    /// Removes the implicit rules with this mark. Packets that matched them before may still arrive.
     pub fn remove_implicit_decap(&mut self, plane: &mut ControlPlane, mark: u32) {
         let now = plane.now();
         self.hardware.remove_implicit_decap(plane, &mut self.table, mark, now);
@@ -214,10 +214,10 @@ impl RuleControl {
         &mut self,
         plane: &mut ControlPlane,
         port: PortId,
-        header: &Reformat,
+        encap: &ImplicitEncap,
     ) -> Result<u32, Obstacle> {
         let now = plane.now();
-        self.hardware.add_implicit_encap(plane, &mut self.table, (port, header), now)
+        self.hardware.add_implicit_encap(plane, &mut self.table, (port, encap), now)
     }
 
     /// Removes an encapsulation. The caller must not send any more packets with this number.

@@ -39,7 +39,7 @@ mod translate;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use wirepath_flow::{Action, Direction, Field, FieldSet, Item, ItemKind, Key, MaskedValue, Ports, Reformat, Rule};
+use wirepath_flow::{Action, Direction, Field, FieldSet, Item, ItemKind, Key, MaskedValue, Ports, Rule};
 use wirepath_packet::BATCH;
 use wirepath_pmd::port::hardware::{
     DestinationKind, HardwareCount, HardwareRule, HardwareRuleId, RefusalKind, RuleCapabilities, RuleDestination,
@@ -56,8 +56,8 @@ use overlap::OverlapIndex;
 use plan::{OffloadBlocker, OffloadPlan, RuleOrder};
 use tag_allocator::TagAllocator;
 pub(super) use tag_allocator::{TagEntry, TagTable};
-pub use translate::Obstacle;
 use translate::{CapabilityCheck, OffloadRule, RemainingActions};
+pub use translate::{ImplicitEncap, Obstacle};
 
 /// Bit set in all transmit metadata numbers, so that one rule of the NIC matches all unknown numbers.
 pub const TX_METADATA_BIT: u32 = 1 << 31;
@@ -155,7 +155,7 @@ pub struct HardwareRules {
     /// Marks of implicit rules.
     implicit: HashMap<RuleId, u32>,
     /// Implicit rules by their marks.
-    implicit_by_mark: HashMap<u32, RuleId>,
+    implicit_by_mark: HashMap<u32, Vec<RuleId>>,
     /// Number of implicit rules up to now.
     implicit_count: u64,
     /// Implicit encapsulations, by port and number.
@@ -240,7 +240,7 @@ impl HardwareRules {
         let id = RuleId::of_number(u64::MAX - self.implicit_count);
         self.implicit_count += 1;
         self.implicit.insert(id, IMPLICIT_MARK | mark);
-        self.implicit_by_mark.insert(mark, id);
+        self.implicit_by_mark.entry(mark).or_default().push(id);
         self.begin(devices, table, &[], &[(id, Arc::new(rule))], now);
         self.finish(devices, table, now);
     }
@@ -253,9 +253,9 @@ impl HardwareRules {
         mark: u32,
         now: u64,
     ) {
-        let Some(id) = self.implicit_by_mark.remove(&mark) else { return };
-        self.begin(devices, table, &[id], &[], now);
-        self.implicit.remove(&id);
+        let Some(ids) = self.implicit_by_mark.remove(&mark) else { return };
+        self.begin(devices, table, &ids, &[], now);
+        ids.iter().for_each(|id| _ = self.implicit.remove(id));
         self.finish(devices, table, now);
     }
 
@@ -264,19 +264,19 @@ impl HardwareRules {
         &mut self,
         devices: &mut dyn Devices,
         table: &mut RuleTable,
-        (port, reformat): (PortId, &Reformat),
+        (port, encap): (PortId, &ImplicitEncap),
         now: u64,
     ) -> Result<u32, Obstacle> {
         self.resync(devices, table, now);
         let stop = |why: String| Obstacle::new("encap", why);
         let it = self.ports.iter_mut().find(|it| it.port == port).ok_or_else(|| stop("no rule hardware".to_owned()))?;
-        it.plan.capabilities.check_encap(reformat)?;
+        it.plan.capabilities.check_encap(encap)?;
         let device = devices.rule_hardware(port).ok_or_else(|| stop("the port does not exist any more".to_owned()))?;
         it.install_exclusions(device).map_err(|refusal| stop(refusal.reason))?;
         let tag =
             self.tag_allocator.allocate(u32::MAX).ok_or_else(|| stop("all metadata numbers are in use".to_owned()))?;
         let number = TX_METADATA_BIT | tag;
-        let rule = egress_rule(number, vec![Action::Reformat(reformat.clone())]);
+        let rule = egress_rule(number, vec![Action::Reformat(encap.header.clone())]);
         match device.install(&rule) {
             Ok(id) => {
                 self.encaps.insert((port, number), id);
@@ -513,6 +513,11 @@ impl HardwareRules {
     }
 }
 
+/// Returns the reason why a port with such a NIC would refuse an encapsulation, without opening it.
+pub fn predict_encap(can: &RuleCapabilities, port: PortId, encap: &ImplicitEncap) -> Result<(), Obstacle> {
+    CapabilityCheck::new(can.clone(), port, Tunnels::NONE).check_encap(encap)
+}
+
 /// Returns where a rule runs, or `None` if the plan does not contain it. `name` returns the text of a rule.
 fn placement(plan: &OffloadPlan, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Option<Placement> {
     let obstacle = match plan.blocker(id) {
@@ -536,20 +541,22 @@ fn placement(plan: &OffloadPlan, id: RuleId, name: &dyn Fn(RuleId) -> String) ->
     Some(Placement::Software(obstacle))
 }
 
-/// Predicts where rules would run on a port with such a NIC, without opening it. The entry is `None` if
-/// packets of the port cannot match the rule. Reasons name ports as `names` does.
+/// Predicts where rules would run on a port with such a NIC, without opening it. The last `implicit` rules are implicit
+/// ones. The entry is `None` if packets of the port cannot match the rule. Reasons name ports as `names` does.
 pub fn predict_placements(
     can: &RuleCapabilities,
     port: PortId,
     tunnels: Tunnels,
-    rules: &[Rule],
+    (rules, implicit): (&[Rule], usize),
     names: Ports<'_>,
 ) -> Vec<Option<Placement>> {
     let mut plan = OffloadPlan::new(CapabilityCheck::new(can.clone(), port, tunnels));
+    let explicit = rules.len().saturating_sub(implicit) as u64;
     for (number, rule) in (0..).zip(rules) {
         let set = rule.fields();
         if may_match_port(&set, port) {
-            plan.add(RuleId::of_number(number), (rule.priority(), number), Arc::new(rule.clone()), &set, false);
+            let (order, rule) = ((rule.priority(), number), Arc::new(rule.clone()));
+            plan.add(RuleId::of_number(number), order, rule, &set, number >= explicit);
         }
     }
     plan.update();

@@ -11,7 +11,7 @@ use wirepath_pmd::port::hardware::{
     CountingCapabilities, DestinationKind, ItemCapability, PatternText, RESERVED_TAGS, ReformatCapability,
     RuleCapabilities, RuleDestination, TableCapabilities, TunnelName,
 };
-use wirepath_wire::{Tunnel, Tunnels};
+use wirepath_wire::{IpProtocol, Tunnel, Tunnels, gre};
 
 /// The part of a rule that prevents offload, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,15 @@ impl Obstacle {
     pub(super) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
     }
+}
+
+/// An encapsulation that a program leaves to a NIC by [`super::super::RuleControl::add_implicit_encap`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImplicitEncap {
+    /// The outer headers.
+    pub header: Reformat,
+    /// True if the low byte of the GRE key may have any value, as the FlowID of NVGRE (RFC 7637 section 3.2).
+    pub has_flow_id: bool,
 }
 
 impl fmt::Display for Obstacle {
@@ -301,8 +310,13 @@ impl CapabilityCheck {
             !item.inner && matches!(item.kind, ItemKind::Vxlan | ItemKind::VxlanGpe | ItemKind::Geneve)
         });
         if tunnel.is_none() && pattern.iter().any(|item| item.inner) {
-            let named = pattern.iter().any(|item| !item.inner && item.kind == ItemKind::Gre);
-            if !named {
+            let named = |item: &Item| match item.kind {
+                ItemKind::Gre => true,
+                ItemKind::Ipv4 => is_ip_in_ip(item.get(Field::Ipv4Proto)),
+                ItemKind::Ipv6 => is_ip_in_ip(item.get(Field::Ipv6Proto)),
+                _ => false,
+            };
+            if !pattern.iter().any(|item| !item.inner && named(item)) {
                 let first = pattern.iter().find(|item| item.inner).map(Self::name).unwrap_or_default();
                 return Err(Obstacle::new(first, "the rule does not name the tunnel around it"));
             }
@@ -569,36 +583,58 @@ impl CapabilityCheck {
                 "the NIC decapsulates only one network identifier from one remote, which the rule must name".to_owned()
             );
         }
+        if tunnel == TunnelName::Gre {
+            // RFC 2784 section 2.3: packets with these bits are no GRE packets for software. The length of their header
+            // is unknown.
+            let zero = MaskedValue { value: 0, mask: gre::MUST_BE_ZERO.into() };
+            let at = fit.pattern.iter().position(|it| !it.inner && it.kind == ItemKind::Gre);
+            self.require(fit, at, Field::GreFlags, zero)?;
+        }
         if !can.merges_ecn {
             // RFC 6040 section 4.2 needs the outer ECN field, which is gone when the packet arrives.
             let ip = fit.pattern.iter().position(|it| !it.inner && matches!(it.kind, ItemKind::Ipv4 | ItemKind::Ipv6));
             let Some(at) = ip else { return Err("the rule does not name the outer IP header".to_owned()) };
             let field = if fit.pattern[at].kind == ItemKind::Ipv4 { Field::Ipv4Ecn } else { Field::Ipv6Ecn };
-            let compares = self.can.ingress.as_ref().and_then(|table| table.item(fit.pattern[at].kind, false));
-            if !compares.and_then(|item| item.field(field)).is_some_and(|masks| masks.allow(3, 2)) {
-                return Err(format!("{} cannot compare the outer ECN field, which must be 0", self.device()));
-            }
-            let none = MaskedValue::exact(0, 2);
-            let said = fit.pattern[at].get(field);
-            if said.is_some_and(|said| said.and(none).is_none()) {
-                return Err("the NIC decapsulates only packets with outer ECN 0".to_owned());
-            }
-            if said != Some(none) {
-                fit.pattern[at] = fit.pattern[at].clone().with(field, none);
-                fit.extra.push((Key::field(0, field), none));
-            }
+            self.require(fit, Some(at), field, MaskedValue::exact(0, 2))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the device compare bits that software compares when it decapsulates. `at` is the place of their item in
+    /// the pattern.
+    fn require(&self, fit: &mut OffloadRule, at: Option<usize>, field: Field, bits: MaskedValue) -> Result<(), String> {
+        let spec = field.spec();
+        let name = format!("outer {} {}", spec.item.spec().name, field.name());
+        let Some(item) = at.and_then(|at| fit.pattern.get_mut(at)) else {
+            return Err(format!("the rule does not name the {name}"));
+        };
+        let said = item.get(field);
+        let Some(both) = said.map_or(Some(bits), |said| said.and(bits)) else {
+            return Err(format!(
+                "the NIC decapsulates only packets with {name} {}",
+                spec.format.print(spec.bits, bits)
+            ));
+        };
+        let table = self.can.ingress.as_ref().and_then(|table| table.item(spec.item, false));
+        if !table.and_then(|item| item.field(field)).is_some_and(|masks| masks.allow(both.mask, spec.bits)) {
+            let bits = spec.format.print(spec.bits, bits);
+            return Err(format!("{} cannot compare the {name}, which must be {bits}", self.device()));
+        }
+        if said != Some(both) {
+            *item = item.clone().with(field, both);
+            fit.extra.push((Key::field(0, field), bits));
         }
         Ok(())
     }
 
     /// Checks that the device can run an implicit encapsulation.
-    pub(super) fn check_encap(&self, reformat: &Reformat) -> Result<(), Obstacle> {
+    pub(super) fn check_encap(&self, encap: &ImplicitEncap) -> Result<(), Obstacle> {
         let stop = |why: String| Obstacle::new("encap", why);
         let table = self.can.egress.as_ref().ok_or_else(|| stop(format!("{} has no table for it", self.device())))?;
         self.check_tx_metadata(table)?;
-        let can = table.reformat(reformat.kind());
+        let can = table.reformat(encap.header.kind());
         let can = can.ok_or_else(|| stop(format!("{} cannot do this", self.device())))?;
-        self.encap(reformat, can).map_err(stop)
+        self.encap(&encap.header, can, encap.has_flow_id).map_err(stop)
     }
 
     /// Checks that the device can match transmit metadata at egress.
@@ -636,7 +672,7 @@ impl CapabilityCheck {
                     let Some(can) = table.reformat(reformat.kind()) else {
                         return Err(stop(format!("{} cannot do this", self.device())));
                     };
-                    self.encap(reformat, can).map_err(stop)?;
+                    self.encap(reformat, can, false).map_err(stop)?;
                     fit.actions.push(action.clone());
                 }
                 other => {
@@ -650,8 +686,9 @@ impl CapabilityCheck {
         Ok(fit)
     }
 
-    /// Checks that an encapsulation has the same result in the device as in software.
-    pub(super) fn encap(&self, reformat: &Reformat, can: &ReformatCapability) -> Result<(), String> {
+    /// Checks that an encapsulation has the same result in the device as in software. `has_flow_id` is that of
+    /// [`ImplicitEncap`].
+    fn encap(&self, reformat: &Reformat, can: &ReformatCapability, has_flow_id: bool) -> Result<(), String> {
         let bytes = reformat.bytes();
         let Some(layout) = reformat.layout() else { return Err("it has no header".to_owned()) };
         if bytes.len() > usize::from(can.max_header) {
@@ -683,11 +720,19 @@ impl CapabilityCheck {
             }
         }
         let keyed = tunnel == TunnelName::Gre && number(l4) & 0x2000 != 0;
-        if keyed && !can.keeps_gre_key {
+        // By default a ConnectX writes entropy into the low byte of every GRE key (Linux commit 97417f6182f8,
+        // "net/mlx5e: Fix GRE key by controlling port tunnel entropy calculation").
+        if keyed && !can.keeps_gre_key && !has_flow_id {
             return Err("the NIC may write entropy into the key".to_owned());
         }
         Ok(())
     }
+}
+
+/// Returns whether an IP protocol is that of an IP packet.
+fn is_ip_in_ip(protocol: Option<MaskedValue>) -> bool {
+    let is = |number: IpProtocol| protocol == Some(MaskedValue::exact(number.0.into(), 8));
+    is(IpProtocol::IPV4) || is(IpProtocol::IPV6)
 }
 
 fn tunnel_of(kind: ItemKind) -> Option<TunnelName> {

@@ -28,14 +28,7 @@ pub static GRETAP: TunnelKind = TunnelKind {
     parse,
     length,
     plain: None,
-    // The flags are exact: a NIC verifies no checksum.
-    match_item: Some(|id| {
-        let item = Item::new(ItemKind::Gre).exact(Field::GreProto, EtherType::TRANSPARENT_ETHERNET.0.into());
-        match id {
-            Some(key) => item.exact(Field::GreFlags, FLAG_KEY.into()).exact(Field::GreKey, key.into()),
-            None => item.exact(Field::GreFlags, 0),
-        }
-    }),
+    match_item: Some(match_item),
     settings: Some(KindSettings { table: &SETTINGS, read }),
 };
 
@@ -54,7 +47,7 @@ pub static GRE: TunnelKind = TunnelKind {
     parse,
     length,
     plain: None,
-    match_item: None,
+    match_item: Some(match_item),
     settings: Some(KindSettings { table: &SETTINGS, read }),
 };
 
@@ -82,6 +75,15 @@ fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
         let [flags, _] = (checksum | sequence).to_be_bytes();
         Ok(if flags == 0 { Box::default() } else { Box::from([flags]) })
     })
+}
+
+/// The flags are exact: a NIC verifies no checksum.
+fn match_item(id: Option<u32>, payload: EtherType) -> Item {
+    let item = Item::new(ItemKind::Gre).exact(Field::GreProto, payload.0.into());
+    match id {
+        Some(key) => item.exact(Field::GreFlags, FLAG_KEY.into()).exact(Field::GreKey, key.into()),
+        None => item.exact(Field::GreFlags, 0),
+    }
 }
 
 fn write(id: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate {

@@ -7,7 +7,7 @@
 //! - The gateway checks received headers by `TunnelKind::parse`. The action `decap` uses `payload_offset`.
 //! - Headers of the form `PlainHeader` take the gateway's fast path for received packets.
 //! - Fields that differ from packet to packet are [`VariableFields`], which the template completes.
-//! - A NIC decapsulates what `TunnelKind::match_item` matches.
+//! - A NIC decapsulates what [`TunnelKind::exact_item`] matches.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -55,9 +55,8 @@ pub struct TunnelKind {
     pub(crate) length: fn(&[u8]) -> Option<usize>,
     /// The most common form of the header; `None`: the kind has no fast path.
     pub(crate) plain: Option<PlainHeader>,
-    /// Returns the item of a flow rule that matches exactly the headers with this identifier which `parse` accepts
-    /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
-    pub(crate) match_item: Option<fn(id: Option<u32>) -> Item>,
+    /// Returns the item of a flow rule for [`Self::exact_item`]; `None`: no item matches headers of the kind.
+    pub(crate) match_item: Option<fn(id: Option<u32>, payload: EtherType) -> Item>,
     /// Settings of the kind in a table `[[segment]]`.
     pub(crate) settings: Option<KindSettings>,
 }
@@ -202,10 +201,11 @@ impl TunnelKind {
         }
     }
 
-    /// Returns the item of a flow rule that matches exactly the headers with this identifier which the gateway accepts
-    /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
-    pub fn exact_item(&self, id: Option<u32>) -> Option<Item> {
-        self.match_item.map(|item| item(id))
+    /// Returns the item of a flow rule that matches the headers with this identifier and payload which a NIC can
+    /// remove. The gateway accepts all of them. The payload of Ethernet frames is
+    /// [`EtherType::TRANSPARENT_ETHERNET`]. `None`: no item matches headers of the kind.
+    pub fn exact_item(&self, id: Option<u32>, payload: EtherType) -> Option<Item> {
+        self.match_item.map(|item| item(id, payload))
     }
 
     /// Returns the position of the kind in [`KINDS`].

@@ -29,12 +29,10 @@ pub static KIND: TunnelKind = TunnelKind {
     length: gre::length,
     plain: None,
     // The FlowID may have any value.
-    match_item: Some(|id| {
+    match_item: Some(|id, payload| {
         let key = MaskedValue { value: u128::from(id.unwrap_or(0)) << 8, mask: 0xffff_ff00 };
-        Item::new(ItemKind::Gre)
-            .exact(Field::GreFlags, FLAG_KEY.into())
-            .exact(Field::GreProto, EtherType::TRANSPARENT_ETHERNET.0.into())
-            .with(Field::GreKey, key)
+        let item = Item::new(ItemKind::Gre).exact(Field::GreFlags, FLAG_KEY.into());
+        item.exact(Field::GreProto, payload.0.into()).with(Field::GreKey, key)
     }),
     settings: None,
 };

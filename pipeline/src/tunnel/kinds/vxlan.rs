@@ -25,7 +25,7 @@ pub static KIND: TunnelKind = TunnelKind {
     parse,
     length: |_| Some(vxlan::HEADER_LEN),
     plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
-    match_item: Some(|id| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
+    match_item: Some(|id, _| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
     settings: None,
 };
 

@@ -469,7 +469,7 @@ impl<'v> View<'v> {
                 Exit::Remote(remote, template) => {
                     let flow = Flow::from_frame(packet.data(), len, parser);
                     match remote.next_hop {
-                        NextHop::InNic(_, number) if encapsulate_in_nic(packet, number, &layout.underlay, flow) => {
+                        NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, numbers, &layout.underlay, flow) => {
                             if let Some(c) = layout.counters(leg.segment, worker) {
                                 c.nic_encapsulated.add(1);
                             }

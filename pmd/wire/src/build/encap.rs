@@ -539,7 +539,7 @@ impl OuterHeaders {
     #[inline(never)]
     fn variable_udp_sum(&self, len: u16, p: &EncapFields) -> u16 {
         let ethertype = match self.variable.payload_type {
-            Some(PayloadType::EtherType(_)) => payload_ethertype(p).0,
+            Some(PayloadType::EtherType(_)) => payload_ethertype(p.carries_ipv6).0,
             _ => 0,
         };
         self.udp_sum_field(len, &EncapFields { inner_sum: p.inner_sum.word(ethertype), ..*p })
@@ -548,10 +548,8 @@ impl OuterHeaders {
     /// Writes the fields of the tunnel header that differ from packet to packet.
     #[inline(never)]
     fn write_variable(&self, out: &mut [u8], p: &EncapFields) {
-        let VariableFields { checksum, sequence, flow_id, flow_label, payload_type } = self.variable;
-        if payload_type == Some(PayloadType::IpProtocol) {
-            self.write_protocol(out, if p.carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 });
-        }
+        let VariableFields { checksum, sequence, flow_id, flow_label, .. } = self.variable;
+        self.write_payload_type(out, p.carries_ipv6);
         if flow_label
             && self.is_ipv6()
             && let Some(word) = out.get_mut(self.l3()..).and_then(|ip| ip.first_chunk_mut::<4>())
@@ -560,17 +558,32 @@ impl OuterHeaders {
             let label = (p.entropy >> 12).max(1);
             *word = (u32::from_be_bytes(*word) & 0xfff0_0000 | label).to_be_bytes();
         }
-        let start = usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 };
-        let Some(header) = out.get_mut(start..) else { return };
-        if let Some(PayloadType::EtherType(at)) = payload_type {
-            write_at(header, Some(at), &payload_ethertype(p).0.to_be_bytes());
-        }
+        let Some(header) = out.get_mut(self.tunnel()..) else { return };
         write_at(header, sequence, &p.sequence.to_be_bytes());
         write_at(header, flow_id, &[(p.entropy >> 24) as u8]);
         if checksum.is_some() {
             let sum = checksum::sum(header).and_at(header.len(), p.inner_sum).checksum();
             write_at(header, checksum, &sum.to_be_bytes());
         }
+    }
+
+    /// Writes the type of the payload to a copy of the headers, if the headers carry IP packets.
+    pub fn write_payload_type(&self, headers: &mut [u8], carries_ipv6: bool) {
+        match self.variable.payload_type {
+            Some(PayloadType::IpProtocol) => {
+                self.write_protocol(headers, if carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 });
+            }
+            Some(PayloadType::EtherType(at)) => {
+                let Some(header) = headers.get_mut(self.tunnel()..) else { return };
+                write_at(header, Some(at), &payload_ethertype(carries_ipv6).0.to_be_bytes());
+            }
+            None => {}
+        }
+    }
+
+    /// Returns the offset of the tunnel header.
+    fn tunnel(&self) -> usize {
+        usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 }
     }
 
     /// Writes the protocol number of the outer IP header.
@@ -631,8 +644,8 @@ impl OuterHeaders {
 }
 
 /// Returns the EtherType of the inner packet.
-fn payload_ethertype(p: &EncapFields) -> EtherType {
-    if p.carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
+fn payload_ethertype(carries_ipv6: bool) -> EtherType {
+    if carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
 /// Writes a field at an offset, if there is one.
