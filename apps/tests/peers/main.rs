@@ -22,6 +22,7 @@ mod malformed;
 mod memory;
 mod mss;
 mod mtu;
+mod nic_tunnels;
 mod observe;
 mod offload;
 mod ovs;
@@ -237,6 +238,16 @@ over! {
     asked_again: crate::offload::a_nic_that_refuses_is_asked_again;
     reload: crate::reload::a_segment_that_stays_loses_nothing;
     observe: crate::observe::traces_and_captures_tell_the_truth;
+}
+over! {
+    nic_tunnels_ipv4,
+    by("mlx5", false),
+    each_kind: crate::nic_tunnels::each_kind;
+}
+over! {
+    nic_tunnels_ipv6,
+    by("mlx5", true),
+    each_kind: crate::nic_tunnels::each_kind;
 }
 over! {
     mlx5_segmentation,

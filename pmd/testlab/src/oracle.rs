@@ -71,10 +71,16 @@ pub fn fields_with<F: AsRef<[u8]>>(more: &[&str], frames: &[F], names: &[&str]) 
 /// layer.
 #[track_caller]
 pub fn assert_clean<F: AsRef<[u8]>>(frames: &[F]) {
+    assert_clean_with(&[], frames);
+}
+
+/// Like [`assert_clean`], with additional arguments for tshark.
+#[track_caller]
+pub fn assert_clean_with<F: AsRef<[u8]>>(more: &[&str], frames: &[F]) {
     // Status 0 is "bad"; severity 0x800000 is "error".
     let bad = "_ws.malformed || _ws.expert.severity >= 0x800000 || ip.checksum.status == 0 || udp.checksum.status == 0 \
                || tcp.checksum.status == 0 || icmp.checksum.status == 0 || icmpv6.checksum.status == 0";
-    let found = tshark(frames, &["-Y", bad, "-V"]).expect();
+    let found = tshark(frames, &[more, &["-Y", bad, "-V"]].concat()).expect();
     assert!(found.trim().is_empty(), "tshark objects:\n{}", &found[..found.len().min(6000)]);
 }
 
