@@ -66,6 +66,8 @@ pub struct WorkerCounters {
     pub looped_back: Counter,
     /// Copies of packets: replicated and mirrored ones. The original is not a copy.
     pub copies: Counter,
+    /// Fragments that a stage has joined to packets or holds for that. The packets are [`Self::generated`].
+    pub joined: Counter,
     /// Packets that a stage made itself, such as ICMP errors.
     pub generated: Counter,
     /// Counters of the application.
@@ -196,6 +198,21 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn is_tracing(&self) -> bool {
         self.state.tap.is_tracing()
+    }
+
+    /// Returns true if the stages have to report each packet, so that their fast paths leave it to slower ones: it is
+    /// traced, or a capture wants the frames of a segment.
+    #[inline(always)]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.state.tap.wants_slow_path()
+    }
+
+    /// Shows a frame that enters a segment to the captures that want it.
+    pub(crate) fn entered_segment(&mut self, packet: &Packet, segment: u16) {
+        if self.is_watched() {
+            let now = self.now();
+            self.state.tap.entered_segment(packet, segment, now);
+        }
     }
 
     /// Adds a report of a stage to the trace of a packet. If the packet is not traced, `write` is not called.
@@ -347,6 +364,12 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn count_generated(&mut self) {
         self.state.counters.generated.add(1);
+    }
+
+    /// Counts a fragment whose data the stage holds or has joined to a packet. The packet counts as generated, and so
+    /// do fragments that are dropped later.
+    pub(crate) fn count_joined(&mut self) {
+        self.state.counters.joined.add(1);
     }
 
     /// Passes a packet to the control thread. `code` states the reason.

@@ -78,6 +78,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn capture_drops(path: &Path, runtime: &Runtime, config: &GatewayConfig) -> Result<FileCapture, Failure> {
     let file = FileCapture::create(path)?;
     let spec = CaptureSpec {
+        segment: None,
         rx: false,
         tx: false,
         drops: true,

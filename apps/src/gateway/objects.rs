@@ -7,7 +7,7 @@ use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 13] = [
+pub(super) static OBJECTS: [&ConfigObject; 15] = [
     &PORT,
     &SEGMENT,
     &REMOTE,
@@ -21,6 +21,8 @@ pub(super) static OBJECTS: [&ConfigObject; 13] = [
     &BFD,
     &VRF,
     &ROUTE,
+    &SEGMENT_FILTER,
+    &VRF_FILTER,
 ];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
@@ -53,6 +55,7 @@ macro_rules! segment_keys {
             Argument::optional("accept_unknown_remotes", Flag, "whether unlisted VTEPs are accepted and learned"),
             Argument::optional("inner_vlans", Text, "tags inside the tunnel: discard or carry"),
             Argument::optional("clamp_mss", Flag, "whether the MSS of TCP connections is lowered"),
+            Argument::optional("outer_fragmentation", Flag, "whether long tunnel packets are sent as IP fragments"),
             Argument::optional("vrf", Text, "VRF of the segment's router"),
             Argument::optional("addresses", List, "addresses of the router with their prefix lengths"),
             Argument::optional("router_mac", Text, "Ethernet address of the router"),
@@ -207,6 +210,7 @@ static UNDERLAY: ConfigObject = ConfigObject {
                 Argument::optional("ttl", Number, "outer TTL or hop limit"),
                 Argument::optional("dscp", NumberOrText, "outer DSCP, or copy"),
                 Argument::optional("udp_checksum", Text, "standard, always or zero"),
+                Argument::optional("reassembly", Flag, "whether fragments of tunnel packets are joined"),
             ],
         )],
     },
@@ -265,12 +269,9 @@ static ROUTE: ConfigObject = ConfigObject {
             (Operation::Remove, &[OF_VRF, TO]),
         ],
     },
-    place: Place::Elements {
-        parent: Parent::Named { key: "vrf", argument: "vrf", unnamed: nameless },
-        key: "routes",
-        identity: &["to"],
-    },
+    place: Place::Elements { parent: IN_VRF, key: "routes", identity: &["to"] },
 };
+const IN_VRF: Parent = Parent::Named { key: "vrf", argument: "vrf", unnamed: nameless };
 const OF_VRF: Argument = Argument::required("vrf", Text, "name of the VRF");
 const TO: Argument = Argument::required("to", Text, "network of the destinations, as in 10.2.0.0/16");
 const ROUTE_ARGUMENTS: &[Argument] = &[
@@ -280,6 +281,25 @@ const ROUTE_ARGUMENTS: &[Argument] = &[
     Argument::optional("lookup", Text, "VRF whose routes decide instead"),
     Argument::optional("discard", Text, "blackhole, unreachable or prohibit"),
 ];
+
+static SEGMENT_FILTER: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "segment_filter",
+        about: "A flow rule for the frames that enter a segment",
+        operations: &[(Operation::Add, &[OF_SEGMENT, RULE]), (Operation::Remove, &[OF_SEGMENT, RULE])],
+    },
+    place: Place::Values { parent: IN_SEGMENT, key: "filter", argument: "rule" },
+};
+const RULE: Argument = Argument::required("rule", Text, "the rule as text; actions are count, drop and limit");
+
+static VRF_FILTER: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "vrf_filter",
+        about: "A flow rule for the packets that the routers of a VRF with a table take",
+        operations: &[(Operation::Add, &[OF_VRF, RULE]), (Operation::Remove, &[OF_VRF, RULE])],
+    },
+    place: Place::Values { parent: IN_VRF, key: "filter", argument: "rule" },
+};
 
 #[cfg(test)]
 mod tests {

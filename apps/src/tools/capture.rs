@@ -39,6 +39,10 @@ pub struct Options {
     #[arg(long, value_name = "PORT")]
     port: Option<String>,
 
+    /// Capture the frames that enter this segment from its ports and tunnels, without tunnel headers
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["rx", "tx", "drops"])]
+    segment: Option<String>,
+
     /// Capture packets that match this pattern only, as in the text of a flow rule
     #[arg(long = "rule", value_name = "PATTERN")]
     pattern: Option<String>,
@@ -73,6 +77,7 @@ With --json: an object with `captured`, `left_out` and `end`, after the end.
 Examples:
   wirepath capture -w all.pcapng                       # until Ctrl-C
   wirepath capture -w - --drops | tshark -r -          # why are packets dropped? live
+  wirepath capture -w blue.pcapng --segment blue       # frames of a segment of tunnel-gateway, without tunnel headers
   wirepath capture -w dns.pcapng --rx --rule 'udp dst 53' -n 100
   wirepath capture -w wan.pcapng --port wan --snaplen 128 --rate 10000 --seconds 60
   wirepath capture -w late.pcapng --drops=no_neighbour --bytes 10000000";
@@ -129,7 +134,8 @@ impl Options {
             request["points"] = points.into();
         }
         let texts = [("reason", self.drops.clone().flatten()), ("port", self.port.clone())];
-        for (key, value) in texts.into_iter().chain([("pattern", self.pattern.clone())]) {
+        let others = [("segment", self.segment.clone()), ("pattern", self.pattern.clone())];
+        for (key, value) in texts.into_iter().chain(others) {
             if let Some(value) = value {
                 request[key] = value.into();
             }

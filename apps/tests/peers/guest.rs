@@ -6,7 +6,14 @@
 //!
 //! A layer-3 tunnel of the guest is `tun0` too; the gateway routes between it and the network of the local host.
 //!
-//! [`CELLS`] has the tunnels. Each of them carries datagrams of all lengths and TCP, over both IP versions inside.
+//! SRv6 has no device. A namespace of the guest is the router of its network, and `tun0` is a cable to it:
+//!
+//! ```text
+//! ... TAP guest --- eth0 router tun1 --- tun0
+//! ```
+//!
+//! [`CELLS`] and [`SRV6`] have the tunnels. Each of them carries datagrams of all lengths and TCP, over both IP
+//! versions inside.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -18,7 +25,7 @@ use wirepath_testlab::{
 };
 
 use crate::program::{Program, Summary};
-use crate::world::{Variant, WAIT_LIMIT, World, pings};
+use crate::world::{Variant, WAIT_LIMIT, World, colons, pings};
 
 /// A tunnel between the gateway and a device of the guest's kernel.
 struct Cell {
@@ -38,6 +45,7 @@ struct Cell {
 }
 
 /// An IP version inside the tunnel.
+#[derive(Clone, Copy)]
 struct Inner {
     name: &'static str,
     /// Addresses of the host and of the guest, without and with the length of their prefix.
@@ -194,12 +202,195 @@ const CELLS: &[Cell] = &[
         field: ["geneve.vni", "0x00002a"],
         inner: ROUTED,
     },
+    Cell {
+        name: "VXLAN-GPE with IP packets over IPv4",
+        ipv6: false,
+        link: "vxlan dstport 4790 external gpe",
+        segment: "kind = \"vxlan-gpe\"\nvni = 42\npayload = \"ip\"",
+        field: ["vxlan.vni", "42"],
+        inner: ROUTED,
+    },
+    Cell {
+        name: "VXLAN-GPE with IP packets over IPv6",
+        ipv6: true,
+        link: "vxlan dstport 4790 external gpe",
+        segment: "kind = \"vxlan-gpe\"\nvni = 42\npayload = \"ip\"",
+        field: ["vxlan.vni", "42"],
+        inner: ROUTED,
+    },
+];
+
+/// SRv6 of the guest.
+struct Srv6 {
+    /// Action of the SID [`GUEST_SID`] of the guest.
+    action: &'static str,
+    /// Arguments of `encap seg6` for packets to the gateway.
+    encap: &'static str,
+}
+
+/// SID of the guest at which it decapsulates. `fc00:5::1` and `fc00:5::2` are SIDs at which it forwards.
+const GUEST_SID: &str = "fc00:2::100";
+/// Ends of the cable between the guest and its router.
+const CABLE: &str = "veth peer name tun1 netns router";
+
+const SRV6: &[(Cell, Srv6)] = &[
+    (
+        Cell {
+            name: "SRv6 with H.Encaps and End.DT46",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\npayload = \"ip\"\n\
+                      srv6 = { local_sid = \"fc00:1::100\", segs = [\"fc00:2::100\"] }",
+            field: ["ipv6.routing.type", "4"],
+            inner: ROUTED,
+        },
+        Srv6 { action: "End.DT46 vrftable 100", encap: "mode encap segs fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with H.Encaps.Red and End.DT46, without header",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\npayload = \"ip\"\n\
+                      srv6 = { local_sid = \"fc00:1::100\", segs = [\"fc00:2::100\"], mode = \"encaps_red\" }",
+            field: ["ipv6.nxt", "{protocol}"],
+            inner: ROUTED,
+        },
+        Srv6 { action: "End.DT46 vrftable 100", encap: "mode encap.red segs fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with a path of three SIDs",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\npayload = \"ip\"\nsrv6 = { local_sid = \"fc00:1::100\", \
+                      segs = [\"fc00:5::1\", \"fc00:5::2\", \"fc00:2::100\"] }",
+            field: ["ipv6.routing.type", "4"],
+            inner: ROUTED,
+        },
+        Srv6 { action: "End.DT46 vrftable 100", encap: "mode encap segs fc00:5::2,fc00:5::1,fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with a reduced path, End.DT4",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\npayload = \"ip\"\nsrv6 = { local_sid = \"fc00:1::100\", \
+                      behaviour = \"end.dt4\", segs = [\"fc00:5::1\", \"fc00:2::100\"], mode = \"encaps_red\" }",
+            field: ["ipv6.routing.type", "4"],
+            inner: &[ROUTED[0]],
+        },
+        Srv6 { action: "End.DT4 vrftable 100", encap: "mode encap.red segs fc00:5::2,fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with a reduced path, End.DT6",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\npayload = \"ip\"\nsrv6 = { local_sid = \"fc00:1::100\", \
+                      behaviour = \"end.dt6\", segs = [\"fc00:5::1\", \"fc00:2::100\"], mode = \"encaps_red\" }",
+            field: ["ipv6.routing.type", "4"],
+            inner: &[ROUTED[1]],
+        },
+        Srv6 { action: "End.DT6 vrftable 100", encap: "mode encap.red segs fc00:5::2,fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with H.Encaps.L2 and End.DX2",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\n\
+                      srv6 = { local_sid = \"fc00:1::100\", segs = [\"fc00:5::1\", \"fc00:2::100\"] }",
+            field: ["ipv6.routing.type", "4"],
+            inner: BOTH,
+        },
+        Srv6 { action: "End.DX2 oif tun1", encap: "mode l2encap segs fc00:5::2,fc00:1::100" },
+    ),
+    (
+        Cell {
+            name: "SRv6 with H.Encaps.L2.Red and End.DX2, without header",
+            ipv6: true,
+            link: CABLE,
+            segment: "kind = \"srv6\"\n\
+                      srv6 = { local_sid = \"fc00:1::100\", segs = [\"fc00:2::100\"], mode = \"encaps_red\" }",
+            field: ["ipv6.nxt", "143"],
+            inner: BOTH,
+        },
+        Srv6 { action: "End.DX2 oif tun1", encap: "mode l2encap.red segs fc00:1::100" },
+    ),
 ];
 
 impl Cell {
     /// Returns whether the tunnel carries IP packets, so that the gateway routes.
     fn is_routed(&self) -> bool {
-        std::ptr::eq(self.inner, ROUTED)
+        !std::ptr::eq(self.inner, BOTH)
+    }
+}
+
+impl Srv6 {
+    /// Returns the script that makes the guest's router. The tunnel carries packets of up to `mtu` bytes, and the
+    /// underlay those with [`TUNNEL`] bytes more.
+    fn router(&self, cell: &Cell, mtu: usize, host: &Namespace) -> String {
+        let outer_mtu = mtu + TUNNEL;
+        let mut script = format!(
+            "
+            mkdir -p /var/run
+            ip netns add router
+            ip link set eth0 netns router
+            ip link add tun0 type {CABLE}
+            sysctl() {{ ip netns exec router /bin/sysctl -w \"$@\"; }}
+            sysctl net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv6.conf.all.seg6_enabled=1
+            sysctl net.ipv6.conf.eth0.seg6_enabled=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.tun1.rp_filter=0
+            ip -n router link set lo up
+            ip -n router link set eth0 mtu {outer_mtu} up
+            ip -n router link set tun1 mtu {mtu} up
+            ip -n router addr add fd00:9::2/64 dev eth0 nodad
+            ip -n router sr tunsrc set fd00:9::2
+            ip -n router -6 rule add to fc00::/16 lookup 90 prio 999
+            ip -n router -6 route add fc00:1::/64 via fd00:9::1 dev eth0 table 90
+            ip -n router -6 route add fc00:5::1 table 90 encap seg6local action End dev eth0
+            ip -n router -6 route add fc00:5::2 table 90 encap seg6local action End dev eth0
+            "
+        );
+        let Self { action, encap } = self;
+        let device = if cell.is_routed() { "vrf1" } else { "tun1" };
+        if cell.is_routed() {
+            script += "
+            ip -n router link add vrf1 type vrf table 100
+            sysctl net.vrf.strict_mode=1
+            ip -n router link set vrf1 up
+            ip -n router link set tun1 master vrf1
+            sysctl net.ipv4.conf.vrf1.rp_filter=0
+            ip -n router addr add 10.2.0.1/24 dev tun1
+            ip -n router addr add fd00:2::1/64 dev tun1 nodad
+            ";
+        } else {
+            // Linux encapsulates the frames that it would route: those to its own Ethernet address. ARP frames are no
+            // such frames.
+            let mac = colons(host.mac("eth0"));
+            script += &format!(
+                "
+            ip -n router link set tun1 address {mac}
+            ethtool -K tun0 tx off tso off gso off
+            ip neigh replace 10.1.0.1 lladdr {mac} dev tun0
+            ip neigh replace fd00:1::1 lladdr {mac} dev tun0
+            "
+            );
+        }
+        let table = if cell.is_routed() { "vrf vrf1" } else { "" };
+        for network in ["10.1.0.0/24", "fd00:1::/64"] {
+            script += &format!("ip -n router route add {network} {table} encap seg6 {encap} dev eth0\n");
+        }
+        script
+            + &format!("ip -n router -6 route add {GUEST_SID} table 90 encap seg6local action {action} dev {device}\n")
+    }
+
+    /// Returns the script that removes the router.
+    fn remove() -> String {
+        "ip netns del router
+         until ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
+        "
+        .to_owned()
     }
 }
 
@@ -266,9 +457,8 @@ impl Peer {
             "
             sysctl -w net.core.rmem_default=4194304 net.core.wmem_default=4194304 net.unix.max_dgram_qlen=512
             sysctl -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
-            ip link set eth0 mtu {outer_mtu} up
-            ip addr add 10.9.0.2/24 dev eth0
-            ip addr add fd00:9::2/64 dev eth0 nodad",
+            {}",
+            underlay(outer_mtu)
         ));
         if variant.driver == "af_xdp" {
             // XDP does not say that the checksum of a GRE header is left to the device, as it is on a TAP.
@@ -278,12 +468,16 @@ impl Peer {
     }
 
     /// Makes both ends of a tunnel and waits until it carries packets.
-    fn connect(&mut self, cell: &Cell, inner_mtu: usize) -> Program {
+    fn connect(&mut self, cell: &Cell, srv6: Option<&Srv6>, inner_mtu: usize) -> Program {
         let world = &mut self.world;
         world.variant.ipv6 = cell.ipv6;
         let (local, remote) = (world.variant.remote(0).to_string(), world.variant.vtep().to_string());
         let link = cell.link.replace("{local}", &local).replace("{remote}", &remote);
-        self.guest.sh(&format!("ip link add tun0 type {link} && ip link set tun0 mtu {inner_mtu} up"));
+        match srv6 {
+            Some(srv6) => _ = self.guest.sh(&srv6.router(cell, inner_mtu, &world.hosts[0])),
+            None => _ = self.guest.sh(&format!("ip link add tun0 type {link}")),
+        }
+        self.guest.sh(&format!("ip link set tun0 mtu {inner_mtu} up"));
         for inner in cell.inner {
             let nodad = if inner.guest[0].contains(':') { "nodad" } else { "" };
             self.guest.sh(&format!("ip addr add {} dev tun0 {nodad}", inner.guest[1]));
@@ -293,11 +487,28 @@ impl Peer {
         world.gateway.ip(&format!("link set lan0 mtu {inner_mtu}"));
         // The guest's device has a new address.
         host.ip("neigh flush all");
+        if srv6.is_some() && !cell.is_routed() {
+            let mac = self.guest.sh("cat /sys/class/net/tun0/address");
+            for inner in cell.inner {
+                host.ip(&format!("neigh replace {} lladdr {} dev eth0 nud permanent", inner.guest[0], mac.trim()));
+            }
+        }
         let (lan, routes) = if cell.is_routed() {
             let [[v4, far4, router4, address4], [v6, far6, router6, address6]] = ROUTES;
             for (network, far, router) in [(v4, far4, router4), (v6, far6, router6)] {
                 host.ip(&format!("route replace {far} via {router}"));
-                self.guest.sh(&format!("ip route replace {network} dev tun0"));
+                if cell.inner.iter().all(|inner| inner.is_ipv6() != network.contains(':')) {
+                    continue;
+                }
+                let via = match srv6 {
+                    // The route has the tunnel of such a device.
+                    None if link.contains("external") && cell.ipv6 => format!("encap ip6 id 42 dst {remote} csum"),
+                    None if link.contains("external") => format!("encap ip id 42 dst {remote}"),
+                    None => String::new(),
+                    Some(_) if network.contains(':') => "via fd00:2::1".to_owned(),
+                    Some(_) => "via 10.2.0.1".to_owned(),
+                };
+                self.guest.sh(&format!("ip route replace {network} {via} dev tun0"));
             }
             let segment = format!(
                 "addresses = [\"10.255.0.1/30\", \"fd00:ff::1/64\"]\n[[segment]]\nname = \"lan\"\n\
@@ -312,12 +523,15 @@ impl Peer {
         let variant = world.variant;
         // Linux drops packets of several workers that overtake each other (RFC 2890 section 2.2).
         let workers = if cell.segment.contains("sequence") { "[workers]\ncount = 1\n" } else { "" };
+        // The next hop of the first SID.
+        let gateways = if srv6.is_some() { format!("gateways = [\"{local}\"]\n") } else { String::new() };
         let config = workers.to_owned()
             + &variant.port(0, "wan", &format!("mtu = {}", self.longest + TUNNEL))
             + &variant.port(1, "lan0", &format!("mtu = {inner_mtu}"))
             + &format!(
-                "[underlay]\nport = \"wan\"\naddresses = [\"{remote}/{}\"]\n[[segment]]\nname = \"blue\"\n{}\n\
-                 remotes = [\"{local}\"]\n{lan}ports = [{{ port = \"lan0\" }}]\n{routes}",
+                "[underlay]\nport = \"wan\"\naddresses = [\"{remote}/{}\"]\n{gateways}\
+                 [[segment]]\nname = \"blue\"\n{}\nremotes = [\"{local}\"]\n{lan}\
+                 ports = [{{ port = \"lan0\" }}]\n{routes}",
                 if cell.ipv6 { 64 } else { 24 },
                 cell.segment
             );
@@ -333,7 +547,7 @@ impl Peer {
     }
 
     /// Stops the gateway and removes the guest's device. Neither has lost anything.
-    fn disconnect(&mut self, cell: &Cell, gateway: Program) -> Summary {
+    fn disconnect(&mut self, cell: &Cell, srv6: Option<&Srv6>, gateway: Program) -> Summary {
         let summary = gateway.stop();
         // Solicitations of the host for IPv6 routers have no destination in a segment whose other member is the router.
         let expected: &[&str] = if cell.is_routed() { &["no_destination"] } else { &[] };
@@ -346,6 +560,11 @@ impl Peer {
         let late = if cell.segment.contains("sequence") { 8 } else { 0 };
         assert!(received <= late && sent == 0, "{}: errors of the guest's device: {errors}", cell.name);
         self.guest.sh("ip link del tun0");
+        if srv6.is_some() {
+            let outer_mtu = self.longest + TUNNEL;
+            self.guest.sh(&(Srv6::remove() + &underlay(outer_mtu)));
+            self.world.hosts[0].ip("neigh flush all nud permanent");
+        }
         summary
     }
 
@@ -418,6 +637,16 @@ impl Peer {
     }
 }
 
+/// Returns the script that makes the guest a host of the underlay.
+fn underlay(outer_mtu: usize) -> String {
+    format!(
+        "ip link set eth0 mtu {outer_mtu} up
+         ip addr add 10.9.0.2/24 dev eth0
+         ip addr add fd00:9::2/64 dev eth0 nodad
+        "
+    )
+}
+
 /// Returns the frames of an interface whose checksums are complete.
 fn complete(port: &mut FramePort) -> Vec<Vec<u8>> {
     port.drain().into_iter().filter(|frame| !frame.checksum_pending).map(|frame| frame.bytes).collect()
@@ -466,8 +695,9 @@ fn echo_all(host: &Namespace, inner: &Inner, count: u16, longest: usize) {
 pub(crate) fn carry(variant: Variant) {
     let Some(mut peer) = Peer::boot(variant) else { return };
     let datagrams = if variant.driver == "af_packet" { DATAGRAMS } else { DATAGRAMS / 10 };
-    for cell in CELLS {
-        let gateway = peer.connect(cell, peer.longest);
+    let cells = CELLS.iter().map(|cell| (cell, None)).chain(SRV6.iter().map(|(cell, srv6)| (cell, Some(srv6))));
+    for (cell, srv6) in cells {
+        let gateway = peer.connect(cell, srv6, peer.longest);
         for inner in cell.inner {
             let start = Instant::now();
             peer.sample(cell, inner);
@@ -483,7 +713,7 @@ pub(crate) fn carry(variant: Variant) {
                 start.elapsed().as_secs_f64()
             ));
         }
-        let summary = peer.disconnect(cell, gateway);
+        let summary = peer.disconnect(cell, srv6, gateway);
         let frames = u64::from(datagrams + SAMPLE) * 2 * cell.inner.len() as u64;
         assert!(summary.number("rx_packets") > frames, "{}", summary.json);
     }
@@ -501,11 +731,11 @@ pub(crate) fn carry_superframes(variant: Variant) {
             peer.guest.sh(&format!(
                 "ethtool -K eth0 tx {offloads} rx {offloads} tso {offloads} gso {offloads} gro {offloads}"
             ));
-            let gateway = peer.connect(cell, 1430);
+            let gateway = peer.connect(cell, None, 1430);
             for inner in cell.inner {
                 peer.stream(inner, SUPERFRAME_BYTES);
             }
-            let summary = peer.disconnect(cell, gateway);
+            let summary = peer.disconnect(cell, None, gateway);
             let wan = &summary.json["ports"][0]["tx_queues"];
             let sum = |counter: &str| -> u64 {
                 wan.as_array().expect("queues").iter().filter_map(|queue| queue[counter].as_u64()).sum()

@@ -26,6 +26,7 @@ mod nic_tunnels;
 mod observe;
 mod offload;
 mod ovs;
+mod path_mtu;
 mod ping;
 mod program;
 mod reload;
@@ -33,6 +34,7 @@ mod routing;
 mod rules;
 mod scapy_remote;
 mod segments;
+mod srv6;
 mod superframes;
 mod tcp;
 mod underlay;
@@ -138,6 +140,7 @@ macro_rules! segments {
             isolated: crate::segments::isolated_hosts_reach_remotes;
             suppression: crate::segments::requests_are_answered;
             mirror: crate::segments::a_mirror_shows_both_directions;
+            filters: crate::segments::filters_hold_in_both_directions;
             mss: crate::mss::is_lowered;
         })*
     };
@@ -187,6 +190,24 @@ gre! {
     gre_mlx5_ipv4, by("mlx5", false);
 }
 
+/// SRv6 with Ethernet frames.
+macro_rules! srv6 {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            frames_out: crate::srv6::outgoing_are_valid;
+            frames_in: crate::srv6::incoming_are_checked;
+        })*
+    };
+}
+
+srv6! {
+    srv6_af_packet, by("af_packet", true);
+    srv6_af_xdp, by("af_xdp", true);
+    srv6_mlx5, by("mlx5", true);
+}
+
 /// Streams through the router.
 macro_rules! routing {
     ($($module:ident, $variant:expr;)*) => {
@@ -202,6 +223,27 @@ routing! {
     routing_af_packet_ipv4, by("af_packet", false);
     routing_af_xdp_ipv6, by("af_xdp", true);
     routing_mlx5_ipv4, by("mlx5", false);
+}
+
+/// A router of the underlay with a smaller MTU.
+macro_rules! path_mtu {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            reported: crate::path_mtu::a_router_reports_its_mtu;
+            forged: crate::path_mtu::forged_messages_are_refused;
+            fragments: crate::path_mtu::the_kernel_joins_fragments;
+            reassembly: crate::path_mtu::fragments_of_the_kernel_are_joined;
+        })*
+    };
+}
+
+path_mtu! {
+    path_mtu_af_packet_ipv4, by("af_packet", false);
+    path_mtu_af_packet_ipv6, by("af_packet", true);
+    path_mtu_af_xdp_ipv4, by("af_xdp", false);
+    path_mtu_mlx5_ipv4, by("mlx5", false);
 }
 
 gateway! {

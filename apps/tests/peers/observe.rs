@@ -23,7 +23,16 @@ pub(crate) fn traces_and_captures_tell_the_truth(variant: Variant) {
     let socket = gateway.path("operators.sock");
     let files = tempfile::tempdir().expect("a folder");
     let (all, drops) = (files.path().join("all.pcapng"), files.path().join("drops.pcapng"));
-    let captures = [capture(&socket, &all, &[]), capture(&socket, &drops, &["--drops=unknown_vni"])];
+    let inner = files.path().join("inner.pcapng");
+    let captures = [
+        capture(&socket, &all, &[]),
+        capture(&socket, &drops, &["--drops=unknown_vni"]),
+        capture(&socket, &inner, &["--segment", "blue", "--rule", "icmp"]),
+    ];
+    let refused = Client::connect(&socket).expect("a connection").ask(&json!({
+        "request": "capture", "segment": "blu", "count": 1
+    }));
+    assert!(format!("{refused:?}").contains("did you mean"), "{refused:?}");
 
     // A ping of the host goes out of the tunnel port, and the answer comes back.
     let mut out = Trace::start(&socket, &json!({ "port": "lan0", "pattern": "icmp", "count": 2 }));
@@ -93,6 +102,10 @@ pub(crate) fn traces_and_captures_tell_the_truth(variant: Variant) {
     assert_eq!(count(&all, "frame.packet_flags_direction == 2 && vxlan.vni == 42 && icmp.type == 8"), 2);
     assert_eq!(count(&all, "frame.packet_flags_direction == 2 && !vxlan && icmp.type == 0"), 2);
     assert_eq!(count(&all, "frame.comment && vxlan.vni == 99"), STRANGE);
+    // Each ping and its answer enter the segment once.
+    assert_eq!((count(&inner, "icmp.type == 8"), count(&inner, "icmp.type == 0"), count(&inner, "")), (2, 2, 4));
+    assert_eq!(count(&inner, "vxlan || frame.len != 98"), 0);
+    assert_eq!(count(&inner, "frame.interface_name == \"lan0\""), 2);
     let summary = gateway.stop();
     assert_eq!(summary.drops("unknown_vni"), STRANGE as u64, "{}", summary.json);
 }

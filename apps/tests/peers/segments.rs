@@ -1,7 +1,9 @@
 //! Limits and rules of segments, with Linux hosts and Linux' vxlan devices.
 
+use std::process::Command;
 use std::time::Duration;
 
+use serde_json::Value;
 use wirepath_testlab::{FramePort, Namespace, eventually};
 
 use crate::program::Summary;
@@ -220,6 +222,51 @@ fn announce(from: &Namespace, address: &str) {
         [&BROADCAST[..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac, &ip.octets(), &[0; 6], &ip.octets(), &[0; 18]]
             .concat();
     from.frames("vx0").send(&frame).expect("sent");
+}
+
+/// Rules of a segment act on frames of hosts and of remotes, and change while the gateway runs.
+pub(crate) fn filters_hold_in_both_directions(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
+    let config = world.ports() + &world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
+    let filter = "filter = ['ingress prio 1: icmp => count', 'ingress prio 2: udp dst 7000 => count, drop']\n";
+    let mut gateway = world.start_with(&(config + filter + "[control]\nsocket = 'control.sock'\n"));
+    let socket = gateway.path("control.sock");
+    let wirepath = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+        let output = command.args(arguments).arg("--socket").arg(&socket).output().expect("wirepath");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    // Each end sends to two ports of the other one, of which the rule drops one.
+    let exchange = |port: u16| {
+        let mut counts = [0, 0];
+        for (count, (from, to, address)) in
+            counts.iter_mut().zip([(host, remote, remote_address(0)), (remote, host, host_address(0))])
+        {
+            let receiver = to.inside(|| std::net::UdpSocket::bind(("0.0.0.0", port)).expect("a socket"));
+            receiver.set_read_timeout(Some(QUIET)).expect("a timeout");
+            let sender = from.inside(|| std::net::UdpSocket::bind(("0.0.0.0", 0)).expect("a socket"));
+            for _ in 0..20 {
+                sender.send_to(b"x", (address.as_str(), port)).expect("sent");
+            }
+            *count = std::iter::from_fn(|| receiver.recv(&mut [0; 9]).ok()).count();
+        }
+        counts
+    };
+    assert_eq!((exchange(7000), exchange(7001)), ([0, 0], [20, 20]));
+    assert!(pings(host, &remote_address(0), 56, 5));
+    let rows: Value = serde_json::from_str(&wirepath(&["show", "filters", "--json"])).expect("JSON");
+    let packets = [0, 1].map(|at| rows["rows"][at]["packets"].as_u64().unwrap_or_else(|| panic!("{rows}")));
+    assert!(packets[0] >= 10 && packets[1] == 40, "{rows}");
+    let rule = "rule=ingress prio 2: udp dst 7000 => count, drop";
+    wirepath(&["remove", "segment_filter", "segment=blue", rule]);
+    assert_eq!((exchange(7000), exchange(7001)), ([20, 20], [20, 20]));
+    wirepath(&["add", "segment_filter", "segment=blue", "rule=ingress prio 3: udp dst 7001 => drop"]);
+    assert_eq!((exchange(7000), exchange(7001)), ([20, 20], [0, 0]));
+    let summary = gateway.stop();
+    assert_eq!(summary.drops("rule_drop"), 80, "{}", summary.json);
 }
 
 /// The host behind the mirror sees each ping and its answer once, without tunnel headers.

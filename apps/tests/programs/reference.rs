@@ -115,6 +115,13 @@ impl Place {
                 "geneve_options = [{ class = 0x0102, type = 1",
             ),
             "segment.gre" => place(true, &format!("{segment}{lan}kind = \"gretap\"\n"), "[segment.gre]\n"),
+            "segment.srv6" => {
+                let table = "[segment.srv6]\nlocal_sid = \"fd00:9::100\"\nsegs = [\"fd00:9::200\"]\n";
+                let segment = "[[segment]]\nkind = \"srv6\"\npayload = \"ip\"\nremotes = [\"fd00:9::2\"]\n\
+                               addresses = [\"10.255.0.1/30\"]\n";
+                let underlay = UNDERLAY.replace("10.9.0.1/24", "fd00:9::1/64") + "gateways = [\"fd00:9::fe\"]\n";
+                place(true, &format!("{PORTS}{underlay}{segment}"), table)
+            }
             "segment.neighbours" => inline(
                 true,
                 &format!("{segment}{lan}neighbour_suppression = true\n"),
@@ -342,6 +349,11 @@ fn bounds_and_choices_are_those_in_force() {
                         let line = format!("{} = \"{}\"", key.name(), word.word);
                         let read = Place::of_routed_tunnel().read(&[key.needs(word.word).unwrap_or_default(), &line]);
                         read.unwrap_or_else(|error| panic!("{name} = {}: {error}", word.word));
+                        continue;
+                    }
+                    if (name.as_str(), word.word) == ("segment.kind", "srv6") {
+                        let place = Place::of("segment.srv6").expect("the table is known");
+                        place.read(&[]).unwrap_or_else(|error| panic!("{name} = srv6: {error}"));
                         continue;
                     }
                     accept(format!("\"{}\"", word.word), key.needs(word.word).unwrap_or_default());

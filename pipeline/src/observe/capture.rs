@@ -37,6 +37,9 @@ pub struct CaptureSpec {
     pub reason: Option<DropReason>,
     /// Only packets of this port.
     pub port: Option<PortId>,
+    /// Instead of all these: the frames that enter the segment with this number, without tunnel headers. See
+    /// [`crate::Control::segment_number`].
+    pub segment: Option<u16>,
     /// Only packets that match.
     pub pattern: Option<Pattern>,
     /// Bytes of each packet that are copied.
@@ -159,12 +162,20 @@ impl CaptureSession {
 
     /// Returns whether packets at this point and port are wanted, before the pattern is compared.
     pub(super) fn wants(&self, point: Point, port: Option<PortId>) -> bool {
-        let wants = match point {
-            Point::Rx => self.spec.rx,
-            Point::Tx => self.spec.tx,
-            Point::Drop(reason) => self.spec.drops && self.spec.reason.is_none_or(|only| only == reason),
-        };
+        let wants = self.spec.segment.is_none()
+            && match point {
+                Point::Rx => self.spec.rx,
+                Point::Tx => self.spec.tx,
+                Point::Drop(reason) => self.spec.drops && self.spec.reason.is_none_or(|only| only == reason),
+            };
         wants && (self.spec.port.is_none() || self.spec.port == port) && !self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a frame that enters a segment is wanted, before the pattern is compared.
+    pub(super) fn wants_segment(&self, segment: u16, port: Option<PortId>) -> bool {
+        self.spec.segment == Some(segment)
+            && (self.spec.port.is_none() || self.spec.port == port)
+            && !self.ended.load(Ordering::Relaxed)
     }
 
     /// Copies a packet, but does not pass it to the reader yet. `now` is the time of the worker in nanoseconds.

@@ -32,6 +32,8 @@ mod active {
     pub(super) const TRACING: u8 = 16;
     /// The received packets are processed in pieces.
     pub(super) const PIECES: u8 = 32;
+    /// A capture wants the frames of a segment.
+    pub(super) const SEGMENTS: u8 = 64;
 }
 
 /// The captures and traces of a program as one thread sees them.
@@ -122,6 +124,10 @@ impl Tap {
         drop(sessions);
         let mut on = 0;
         for spec in cold.captures.iter().map(|it| &it.session.spec) {
+            if spec.segment.is_some() {
+                on |= active::SEGMENTS;
+                continue;
+            }
             for (wanted, bit) in [(spec.rx, active::RX), (spec.tx, active::TX), (spec.drops, active::DROPS)] {
                 on |= if wanted { bit } else { 0 };
             }
@@ -172,6 +178,26 @@ impl Tap {
     #[inline(always)]
     pub(crate) fn is_tracing(&self) -> bool {
         self.active & active::TRACING != 0
+    }
+
+    /// Returns true if the frames of segments must be shown to the tap, or the present packet is traced.
+    #[inline(always)]
+    pub(crate) fn wants_slow_path(&self) -> bool {
+        self.active & (active::SEGMENTS | active::TRACING) != 0
+    }
+
+    /// Shows a frame that enters a segment.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn entered_segment(&mut self, packet: &Packet, segment: u16, now: u64) {
+        let (ticks, port) = (clock::ticks(), packet.in_port());
+        for member in &mut self.cold.captures {
+            if member.session.wants_segment(segment, port)
+                && member.selected(Direction::Ingress, now, std::slice::from_ref(packet)) != 0
+            {
+                member.session.deliver(member.session.copy(packet, Point::Rx, port, now, ticks), port);
+            }
+        }
     }
 
     /// Shows a packet that is dropped for this reason.

@@ -37,4 +37,5 @@ pub use control::{
     in_priority_order, judge, locate_rule, priority_order,
 };
 pub use error::RuleTableError;
+pub(crate) use rule_stage::rule_text;
 pub use rule_stage::{PUNT_TO_KERNEL, RulePorts, RuleStage};

@@ -473,7 +473,7 @@ fn report_hit(context: &mut Context<'_>, stage: &'static str, hit: Option<Hit<'_
 
 /// Returns the number and the text of a rule, with the names of ports.
 #[cold]
-fn rule_text(context: &Context<'_>, hit: Hit<'_>) -> String {
+pub(crate) fn rule_text(context: &Context<'_>, hit: Hit<'_>) -> String {
     let ports = context.state.tap.observers().ports();
     let ports: Vec<(&str, PortId)> = (0..).zip(&ports).map(|(id, name)| (&**name, PortId::new(id))).collect();
     format!("rule {}: {}", hit.id(), hit.rule().named(Ports(&ports)))

@@ -79,6 +79,17 @@ pub trait Control {
         self.inner().map_or_else(Parser::default, Control::parser)
     }
 
+    /// Returns the number of a segment by its name, for captures of its frames.
+    ///
+    /// # Errors
+    /// If there is no such segment, or the application has none.
+    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
+        match self.inner() {
+            Some(inner) => inner.segment_number(name),
+            None => Err("this program has no segments".to_owned()),
+        }
+    }
+
     /// Returns the application's tables, for operators ([`crate::registry`]).
     fn tables(&mut self) -> Vec<&'static TableSpec> {
         self.inner().map(Control::tables).unwrap_or_default()

@@ -220,7 +220,7 @@ impl<S: Stage + 'static> SteppedRuntime<S> {
             dropped: counters.drops.total() + self.plane.drops.total(),
             to_kernel: counters.to_kernel.get() - counters.looped_back.get() + self.plane.injected(),
             consumed: self.plane.consumed.values().sum(),
-            joined: 0,
+            joined: counters.joined.get(),
         }
     }
 

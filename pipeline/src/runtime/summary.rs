@@ -256,6 +256,8 @@ pub struct WorkerSummary {
     pub copies: u64,
     /// Packets that stages made themselves.
     pub generated: u64,
+    /// Fragments that stages joined to packets, which count as generated.
+    pub joined: u64,
     /// Counters of the application.
     pub counters: Vec<(CounterId, u64)>,
 }
@@ -274,6 +276,7 @@ impl WorkerSummary {
             looped_back: counters.looped_back.get(),
             copies: counters.copies.get(),
             generated: counters.generated.get(),
+            joined: counters.joined.get(),
             counters: counters.application.all().collect(),
         }
     }
@@ -301,7 +304,7 @@ pub struct PacketBalance {
     pub to_kernel: u64,
     /// Packets that the control thread processed without a further packet.
     pub consumed: u64,
-    /// Received packets that became part of a superframe.
+    /// Received packets that became part of a superframe, or fragments of another packet.
     pub joined: u64,
 }
 
@@ -395,7 +398,7 @@ impl Summary {
             dropped: tx.dropped() + drops.map(|(_, n)| n).sum::<u64>(),
             to_kernel: self.to_kernel() - of_workers(|worker| worker.looped_back),
             consumed: self.consumed.values().sum(),
-            joined: rx.joined,
+            joined: rx.joined + of_workers(|worker| worker.joined),
         }
     }
 

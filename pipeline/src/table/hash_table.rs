@@ -120,9 +120,33 @@ impl HashTable {
         self.find_hashed(key, key.hash())
     }
 
+    /// Begins a lookup: starts to load the slot of a key and returns what [`Self::find_prepared`] takes. Work between
+    /// the two hides a cache miss.
+    #[inline(always)]
+    pub fn prepare(&self, key: Key) -> u32 {
+        let hash = key.hash();
+        prefetch(self.slot(hash as usize));
+        hash
+    }
+
+    /// Ends a lookup that [`Self::prepare`] began. Removed entries are `None`.
+    #[inline(always)]
+    pub fn find_prepared(&self, key: Key, hash: u32) -> Option<&Entry> {
+        self.find_hashed(key, hash).filter(|entry| entry.destination() != NO_DESTINATION)
+    }
+
     #[inline(always)]
     fn find_hashed(&self, key: Key, hash: u32) -> Option<&Entry> {
-        for distance in 0..MAX_PROBE {
+        // Most keys are in their first slot.
+        let entry = self.slot(hash as usize);
+        let found = entry.key.load(Ordering::Acquire);
+        if found == key.to_u64() && found != FREE {
+            return Some(entry);
+        }
+        if found == FREE {
+            return None;
+        }
+        for distance in 1..MAX_PROBE {
             let entry = self.slot(hash as usize + distance);
             let found = entry.key.load(Ordering::Acquire);
             if found == key.to_u64() {
@@ -152,11 +176,10 @@ impl HashTable {
         let mut hashes = [0; wirepath_packet::BATCH];
         let hashes = &mut hashes[..keys.len()];
         for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = key.hash();
-            prefetch(self.slot(*hash as usize));
+            *hash = self.prepare(*key);
         }
         for (i, (key, hash)) in keys.iter().zip(&*hashes).enumerate() {
-            found(i, self.find_hashed(*key, *hash).filter(|entry| entry.destination() != NO_DESTINATION));
+            found(i, self.find_prepared(*key, *hash));
         }
     }
 

@@ -3,10 +3,11 @@
 //! All checks that need no open port are done here, including those of cross references.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use wirepath_flow::Rule;
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, DeValue, Flag, FromValue, Integer, Key, List, Parsed, Required, Settings, Span,
     Text, Value, WithDefault, Written,
@@ -16,13 +17,16 @@ use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Tunnels, Vni};
 
 use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
+use super::filter::{SEGMENT_FILTER, read_filter};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use super::kinds::{self, HeaderTemplate, KINDS, Payload, TunnelKind};
+use super::kinds::{self, Carrier, HeaderTemplate, KINDS, Payload, Sids, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
 use super::move_damping;
 use super::mss::CLAMP_MSS;
 use super::outer::TunnelId;
+use super::outer_fragments::{MAX_INNER_MTU, OUTER_FRAGMENTATION};
+use super::reassembly::REASSEMBLY;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
 use super::suppression::{self, SuppressionConfig};
@@ -54,7 +58,7 @@ const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
 const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
-    Key::choice_of("kind", ethernet_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
+    Key::choice_of("kind", default_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
 const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", all_kinds)
     .absent("`kind` of the underlay")
     .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
@@ -106,6 +110,7 @@ pub static UNDERLAY: ConfigTable = ConfigTable {
         &TTL,
         &DSCP,
         &UDP_CHECKSUM,
+        &REASSEMBLY,
     ],
     example: "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\", \"fd00:9::1/64\"]\n\
               gateways = [\"10.9.0.254\"]\n",
@@ -176,9 +181,9 @@ const AGEING: Key<WithDefault<Integer<u32>>> = Key::integer("ageing", 0..=1_000_
     .unit("seconds")
     .default(300)
     .about("Time after which a learned address that sends nothing is removed. 0: never.");
-const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
+const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=MAX_INNER_MTU as i64)
     .unit("bytes")
-    .absent("what the headers of the tunnel leave of the underlay port's MTU")
+    .absent("what the headers of the tunnel leave of the underlay port's MTU; 9202 with outer_fragmentation")
     .about("Largest IP packet inside the tunnel. The sender of a larger one gets an ICMP error.");
 const ACCEPT_UNKNOWN_REMOTES: Key<WithDefault<Flag>> = Key::flag("accept_unknown_remotes")
     .default(false)
@@ -212,6 +217,8 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
         &CLAMP_MSS,
+        &SEGMENT_FILTER,
+        &OUTER_FRAGMENTATION,
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
@@ -265,6 +272,8 @@ pub struct UnderlayConfig {
     pub dscp: Option<u8>,
     /// Handling of the outer UDP checksum.
     pub checksum: OuterChecksum,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
 }
 
 impl UnderlayConfig {
@@ -276,8 +285,9 @@ impl UnderlayConfig {
 
     /// Returns the UDP ports on which flow rules find tunnels.
     pub fn rule_tunnels(&self) -> Tunnels {
-        let (vxlan, geneve) = (self.port_of(&kinds::vxlan::KIND), self.port_of(&kinds::geneve::KIND));
-        Tunnels::default().with_vxlan(vxlan).with_geneve(geneve)
+        let [vxlan, gpe, geneve] =
+            [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND].map(|kind| self.port_of(kind));
+        Tunnels::default().with_vxlan(vxlan).with_vxlan_gpe(gpe).with_geneve(geneve)
     }
 }
 
@@ -362,6 +372,10 @@ pub struct SegmentConfig {
     pub inner_vlans: InnerVlans,
     /// If true, the MSS of TCP connections through the tunnels is lowered.
     pub clamp_mss: bool,
+    /// Flow rules for the frames that enter the segment.
+    pub filter: Vec<Rule>,
+    /// If true, tunnel packets that are longer than the path takes are sent as fragments.
+    pub outer_fragmentation: bool,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
     /// Rules for learned addresses.
@@ -381,13 +395,24 @@ pub struct SegmentConfig {
 impl SegmentConfig {
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
-        TunnelId { kind: self.kind.number(), id: self.vni }
+        TunnelId { kind: self.kind.number(), id: self.vni, sid: self.sids().map(|sids| sids.local) }
     }
 
-    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers
-    /// with the payload, and without an identifier the name.
+    /// Returns the SIDs of the segment, if its kind has SIDs.
+    pub fn sids(&self) -> Option<Sids> {
+        (self.kind.sids?)(&self.options)
+    }
+
+    /// Returns the destination address of packets to a remote: its address, or the first SID of the path to it.
+    pub fn destination(&self, remote: IpAddr) -> IpAddr {
+        self.sids().map_or(remote, |sids| sids.first.into())
+    }
+
+    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers or
+    /// the SID with the payload, and without both the name.
     pub(super) fn identity(&self) -> (TunnelId, Payload, Option<&str>) {
-        (self.tunnel_id(), self.payload, self.vni.is_none().then_some(&self.name))
+        let id = self.tunnel_id();
+        (id, self.payload, (id.id.is_none() && id.sid.is_none()).then_some(&self.name))
     }
 
     /// Returns whether the segment is a layer-3 tunnel.
@@ -407,6 +432,13 @@ impl SegmentConfig {
             Payload::Ethernet => ETHERNET_LEN + self.inner_vlans.tag_len(),
             Payload::Ip => 0,
         }
+    }
+
+    /// Length of the longest frame that the segment's tunnels carry in fragments; 0 if they send none. Frames to the
+    /// router of a layer-3 tunnel have an Ethernet header.
+    pub(super) fn longest_fragmented(&self) -> usize {
+        let mtu = usize::from(self.mtu.unwrap_or(MAX_INNER_MTU));
+        if self.outer_fragmentation { mtu + self.link_len().max(ETHERNET_LEN) } else { 0 }
     }
 
     /// Returns a counter for the sequence numbers of a remote; `None` if the tunnel headers have none.
@@ -438,6 +470,8 @@ struct Reader<'p> {
     /// `None` if the underlay has errors: what depends on it is not checked.
     underlay: Option<&'p UnderlayConfig>,
     vnis: HashMap<TunnelId, String>,
+    /// Segment of each SID of the gateway.
+    sids: HashMap<Ipv6Addr, String>,
     /// Kinds of tunnels of the segments so far.
     kinds: Vec<&'static TunnelKind>,
     /// Segment of each remote whose packets have no identifier.
@@ -471,12 +505,13 @@ impl GatewayConfig {
             let message = format!("found {} segments, expected at most {MAX_SEGMENTS}", tables.len());
             return Err(root.error_in(&SEGMENT, message));
         }
-        let routing = root.collect(RoutingConfig::read_vrfs(root));
+        let routing = root.collect(RoutingConfig::read_vrfs(root, ports));
         let mut reader = Reader {
             ports,
             routing: routing.as_ref().ok(),
             underlay: underlay.as_ref().ok(),
             vnis: HashMap::new(),
+            sids: HashMap::new(),
             kinds: Vec::new(),
             without_id: HashMap::new(),
             accepting: HashMap::new(),
@@ -504,6 +539,11 @@ impl GatewayConfig {
         Ok(Self { segments, underlay, routing, bfd })
     }
 
+    /// Returns the SIDs of the gateway, in the order of the segments.
+    pub fn local_sids(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.segments.iter().filter_map(SegmentConfig::sids).map(|sids| sids.local)
+    }
+
     /// Returns the segment with this identifier in tunnel headers and this configured remote.
     pub fn segment(&self, id: TunnelId, remote: IpAddr) -> Option<&SegmentConfig> {
         let has_remote = |segment: &SegmentConfig| segment.remotes.iter().any(|it| it.address == remote);
@@ -514,6 +554,9 @@ impl GatewayConfig {
     ///
     /// It is the smallest over the remotes. Without a list of them, remotes of each IP version of the gateway count.
     pub fn inner_mtu(&self, segment: &SegmentConfig, underlay: u16) -> u16 {
+        if segment.outer_fragmentation {
+            return segment.mtu.unwrap_or(MAX_INNER_MTU);
+        }
         let listed = segment.remotes.iter().map(|remote| remote.address);
         let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
         let room = |remote| {
@@ -531,7 +574,9 @@ impl GatewayConfig {
             for remote in &segment.remotes {
                 let taken = segment.overhead(remote.address) + segment.link_len();
                 let left = underlay.saturating_sub(taken);
-                let wanted = segment.mtu.map_or(68, usize::from);
+                // Longer packets are sent as fragments.
+                let needed = segment.mtu.filter(|_| !segment.outer_fragmentation);
+                let wanted = needed.map_or(68, usize::from);
                 if wanted > left {
                     let message = format!(
                         "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards \
@@ -611,6 +656,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     };
     let dscp = table.read(&DSCP)?.unwrap_or(Dscp(Some(0))).0;
     let checksum = table.read(&UDP_CHECKSUM)?;
+    let reassembly = table.read(&REASSEMBLY)?;
     let kind = table.read(&KIND)?.unwrap_or(KINDS[0]);
     let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
     let vlan = table.read(&UNDERLAY_VLAN)?;
@@ -633,6 +679,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         ttl,
         dscp,
         checksum,
+        reassembly,
     })
 }
 
@@ -654,7 +701,7 @@ impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
         let kind = self.kind(table)?;
         let payload = payload(table, kind)?;
-        let options = options(table, kind)?;
+        let options = options(table, kind, payload)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
         let remotes = self.remotes(table, &locals)?;
@@ -664,6 +711,13 @@ impl Reader<'_> {
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
         let inner_vlans = table.read(&INNER_VLANS)?;
         let clamp_mss = table.read(&CLAMP_MSS)?;
+        let filter = read_filter(table, &SEGMENT_FILTER, self.ports)?;
+        let outer_fragmentation = table.read(&OUTER_FRAGMENTATION)?;
+        if outer_fragmentation && kind.sids.is_some() {
+            // Every fragment would need the segment routing header (RFC 8200 section 4.5).
+            let message = format!("found in a segment of kind \"{}\", whose packets are not fragmented", kind.name);
+            table.record(table.error_in(&OUTER_FRAGMENTATION, message));
+        }
         let router = match self.routing {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
@@ -690,14 +744,19 @@ impl Reader<'_> {
             check_routed_tunnel(table, router.is_some(), remotes.len());
         }
         let vni = vni?;
-        let id = TunnelId { kind: kind.number(), id: vni };
+        let sids = kind.sids.and_then(|sids| sids(&options));
+        if kind.carrier == Carrier::Srv6 && (sids.is_some() || !is_local) {
+            self.check_sids(table, &name, sids, &locals, &remotes);
+        }
         match vni {
             Some(vni) => {
+                let id = TunnelId { kind: kind.number(), id: Some(vni), sid: None };
                 if let Some(other) = self.vnis.insert(id, name.clone()) {
                     let message = format!("{vni} is the {} of segment \"{other}\" already", kind.id_name);
                     table.record(vni_span.error(message));
                 }
             }
+            None if sids.is_some() => {}
             None => self.without_identifier(table, kind, &name, &remotes, accept_unknown_remotes),
         }
         if name.chars().any(char::is_control) {
@@ -734,6 +793,8 @@ impl Reader<'_> {
             accept_unknown_remotes,
             inner_vlans,
             clamp_mss,
+            filter,
+            outer_fragmentation,
             storm_limits,
             learn_rules,
             suppression,
@@ -765,6 +826,47 @@ impl Reader<'_> {
         }
         self.kinds.push(kind);
         Ok(kind)
+    }
+
+    /// Checks the SIDs of a segment and its remotes. The packets to all of its remotes take the same path, so a
+    /// segment has one.
+    fn check_sids(
+        &mut self,
+        table: &Settings<'_>,
+        name: &str,
+        sids: Option<Sids>,
+        locals: &[IpAddr],
+        remotes: &[RemoteConfig],
+    ) {
+        let Some(Sids { local, first, .. }) = sids else {
+            let missing = || table.error_in("srv6", "missing, expected a table with \"local_sid\" and \"segs\"");
+            return table.record(table.misspelt("srv6").unwrap_or_else(missing));
+        };
+        if let Some(other) = self.sids.insert(local, name.to_owned()) {
+            let message = format!("local_sid {local} is that of segment \"{other}\" already");
+            table.record(table.error_in("srv6", message));
+        }
+        if let Some(v4) = remotes.iter().find(|remote| remote.address.is_ipv4()) {
+            let message = format!("found {}, expected an IPv6 address: SIDs are IPv6 addresses", v4.address);
+            table.record(table.error_in(&REMOTES, message));
+        }
+        if remotes.len() > 1 {
+            let message = format!("found {} remotes, expected one: \"segs\" is the path to one remote", remotes.len());
+            table.record(table.error_in(&REMOTES, message));
+        }
+        let Some(underlay) = self.underlay else { return };
+        if underlay.addresses.iter().any(|prefix| prefix.address == local) {
+            let message = format!("local_sid {local} is an address of the underlay, expected another address");
+            table.record(table.error_in("srv6", message));
+        }
+        if remotes.iter().any(|remote| remote.address == local) {
+            table.record(
+                table.error_in(&REMOTES, format!("{local} is the local SID, expected the address of a remote")),
+            );
+        }
+        if let Err(message) = check_remote(underlay, locals, first.into(), "IPv6") {
+            table.record(table.error_in("srv6", format!("segs: {message}")));
+        }
     }
 
     /// Checks that packets of a segment without identifier can be told apart from those of others: by their source.
@@ -873,12 +975,15 @@ impl Reader<'_> {
 
 /// Returns the identifier in a segment's tunnel headers.
 fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result<Option<u32>> {
+    if kind.max_id == 0 {
+        if table.has(&VNI) {
+            let message = format!("found in a segment of kind {:?}, whose packets have no identifier", kind.name);
+            table.record(table.error_in(&VNI, message));
+        }
+        return Ok(None);
+    }
     // The range of the kind, which may be wider than that of the key.
     let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
-    if vni.is_some() && kind.max_id == 0 {
-        let message = format!("found in a segment of kind \"{}\", whose packets have no identifier", kind.name);
-        return Err(table.error_in(&VNI, message));
-    }
     if vni.is_none() && kind.needs_id && !is_local && !table.has_error(&VNI) {
         let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));
@@ -891,9 +996,11 @@ fn all_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
     KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect()
 }
 
-/// Returns the kinds of tunnels that carry Ethernet frames: word, value and description.
-fn ethernet_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
-    all_kinds().into_iter().filter(|(_, kind, _)| kind.carries(Payload::Ethernet)).collect()
+/// Returns the kinds of tunnels that carry Ethernet frames and need no table in each segment: word, value and
+/// description.
+fn default_kinds() -> Vec<(&'static str, &'static TunnelKind, &'static str)> {
+    let is_default = |kind: &TunnelKind| kind.carries(Payload::Ethernet) && kind.sids.is_none();
+    all_kinds().into_iter().filter(|(_, kind, _)| is_default(kind)).collect()
 }
 
 /// Returns the payload of a segment's tunnels.
@@ -948,13 +1055,13 @@ fn check_routed_tunnel(table: &Settings<'_>, has_router: bool, remotes: usize) {
 }
 
 /// Returns the options of a segment's tunnel headers.
-fn options(table: &Settings<'_>, kind: &TunnelKind) -> Result<Box<[u8]>> {
+fn options(table: &Settings<'_>, kind: &TunnelKind, payload: Payload) -> Result<Box<[u8]>> {
     let mut options = Box::default();
     let own = kind.settings.as_ref().map(|settings| settings.table.name);
     for known in KINDS {
         let Some(settings) = &known.settings else { continue };
         if known == kind {
-            options = (settings.read)(table)?;
+            options = (settings.read)(table, payload)?;
         } else if own != Some(settings.table.name) && table.has(settings.table) {
             let message = format!("found in a segment of kind {:?}, expected only for {:?}", kind.name, known.name);
             table.record(table.error_in(settings.table, message));

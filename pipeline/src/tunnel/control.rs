@@ -8,6 +8,7 @@ use crossbeam_queue::ArrayQueue;
 use serde_json::{Value, json};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::OuterHeaders;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
@@ -17,6 +18,7 @@ use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
+use super::filter::Filters;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
@@ -24,6 +26,8 @@ use super::move_damping::MoveDamping;
 use super::neighbour::{Millis, NeighbourAction, NeighbourState};
 use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
+use super::outer_fragments::FragmentIds;
+use super::path_mtu::PathMtus;
 use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
 use super::router::RouterControl;
@@ -69,6 +73,14 @@ pub(super) struct Route {
     pub(super) next_hop: Option<IpAddr>,
     /// Ethernet address of the next hop.
     pub(super) mac: Option<MacAddr>,
+    /// Valid ICMP errors about packets to the remote that were too long.
+    pub(super) too_big_messages: u64,
+}
+
+impl Route {
+    pub(super) fn new(local: IpAddr, next_hop: Option<IpAddr>) -> Self {
+        Self { local, next_hop, mac: None, too_big_messages: 0 }
+    }
 }
 
 /// A tunnel to a remote, for the offload to a NIC.
@@ -109,11 +121,15 @@ pub struct GatewayControl {
     pub(super) router: RouterControl,
     /// BFD sessions with the remotes.
     pub(super) bfd: BfdControl,
+    /// Rules of segments and VRFs.
+    pub(super) filters: Filters,
     /// True if [`KnownHosts`] must be published again.
     pub(super) known_hosts_changed: bool,
     pub(super) dirty: bool,
     /// MTU of the underlay in bytes: that of the configuration, or a lower one of the interface.
     pub(super) underlay_mtu: u16,
+    /// MTUs of the paths to remotes that are lower.
+    pub(super) path_mtus: PathMtus,
     decapsulated_by_nic: bool,
     /// Number of changes of the underlay's settings, which all tunnels have in common.
     pub(super) underlay_version: u64,
@@ -122,6 +138,7 @@ pub struct GatewayControl {
     pub(super) bindings: Bindings,
     pub(super) refusal_log: RareLog,
     pub(super) frozen_log: RareLog,
+    pub(super) path_mtu_log: RareLog,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
     aged_at: u32,
@@ -151,6 +168,7 @@ impl GatewayControl {
             routes: router.tables(),
             hops: router.hops(),
             expected_replies,
+            fragment_ids: Arc::new(FragmentIds::new()),
         };
         let underlay = &config.underlay;
         let mut control = Self {
@@ -162,6 +180,7 @@ impl GatewayControl {
             },
             places: Places::new(),
             underlay_mtu: layout.underlay.mtu,
+            path_mtus: PathMtus::default(),
             next_hops: NextHops::new(Addresses {
                 mac: layout.underlay.mac,
                 addresses: underlay.addresses.clone(),
@@ -177,6 +196,7 @@ impl GatewayControl {
             learned: LearnedRemotes::default(),
             router,
             bfd: BfdControl::new(),
+            filters: Filters::new(domain, workers),
             known_hosts_changed: false,
             dirty: false,
             decapsulated_by_nic: false,
@@ -186,6 +206,7 @@ impl GatewayControl {
             bindings: Bindings::default(),
             refusal_log: RareLog::default(),
             frozen_log: RareLog::default(),
+            path_mtu_log: RareLog::default(),
             conflicts: 0,
             conflict_logged_at: None,
             aged_at: seconds,
@@ -437,11 +458,7 @@ impl GatewayControl {
     /// Linux' VXLAN devices do (linux: net/ipv4/ip_tunnel_core.c, `skb_tunnel_check_pmtu`).
     fn change_mtu(&mut self, mtu: u32) {
         self.underlay_mtu = u16::try_from(mtu).unwrap_or(u16::MAX).min(self.layout.underlay.mtu);
-        for remote in &mut self.list {
-            let segment = self.places.position(remote.segment).and_then(|at| self.config.segments.get(at));
-            remote.max_frame = max_frame(&self.config.underlay, self.underlay_mtu, segment, remote.address);
-        }
-        self.dirty = true;
+        self.update_max_frames(|_| true);
         self.publish();
     }
 
@@ -464,9 +481,15 @@ impl GatewayControl {
     /// Publishes the next hops and remotes to the workers.
     pub(super) fn publish_known_hosts(&self) {
         let indices = self.places.remotes().chain(self.learned.contacted());
-        let remotes = indices.filter_map(|index| self.list.get(index as usize)).map(|remote| remote.address);
+        let at = |index: u32| Some((self.list.get(index as usize)?, self.routes.get(index as usize)?));
+        let remotes: Vec<_> = indices.filter_map(at).collect();
+        let path = |(remote, route): &(&Remote, &Route)| {
+            (tunnel_id(&self.layout, remote.segment).kind, route.local, remote.address)
+        };
         let mut hosts = KnownHosts {
-            addresses: remotes.chain(self.next_hops.used()).collect(),
+            addresses: remotes.iter().map(|(remote, _)| remote.address).chain(self.next_hops.used()).collect(),
+            // Nothing was sent to a remote whose next hop never answered.
+            paths: remotes.iter().filter(|(_, route)| route.mac.is_some()).map(path).collect(),
             macs: self.routes.iter().filter_map(|route| route.mac).collect(),
             ..KnownHosts::default()
         };
@@ -528,9 +551,10 @@ impl GatewayControl {
     fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.layout.underlay;
         let len = packet.len();
-        let Some(Remote { next_hop, segment, sequence, .. }) = self.list.get(remote as usize) else {
+        let Some(to) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
+        let Remote { next_hop, segment, sequence, .. } = to;
         let (NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _)) = next_hop else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
@@ -539,9 +563,35 @@ impl GatewayControl {
         match encapsulate(&mut packet, template, underlay, flow, sequence) {
             Ok(()) => {
                 self.layout.count_overlay_tx(*segment, self.workers, 1, len);
+                if len > to.max_frame && to.max_fragmented > 0 && !packet.flags().contains(Flags::TX_SEGMENT) {
+                    return self.send_fragments(plane, packet, template, to);
+                }
                 plane.send(underlay.port, packet);
             }
             Err(reason) => plane.drop(packet, reason),
+        }
+    }
+
+    /// Sends a tunnel packet that is longer than the path takes.
+    fn send_fragments(&self, plane: &mut ControlPlane, packet: Packet, template: &OuterHeaders, to: &Remote) {
+        let port = self.layout.underlay.port;
+        let Some(pool) = plane.pool(port).cloned() else { return plane.drop(packet, DropReason::NoBuffer) };
+        let mut fragments = match self.tables.fragment_ids.divide(packet, template, to) {
+            Ok(fragments) => fragments,
+            Err((packet, reason)) => return plane.drop(packet, reason),
+        };
+        // One of the fragments stands for the packet.
+        (1..fragments.remaining()).for_each(|_| plane.count_generated());
+        while let Some(fragment) = fragments.next_fragment(&pool) {
+            match fragment {
+                Ok(fragment) => {
+                    if let Some(counters) = self.layout.counters(to.segment, self.workers) {
+                        counters.outer_fragments.add(1);
+                    }
+                    plane.send(port, fragment);
+                }
+                Err(reason) => plane.count_drops(reason, 1),
+            }
         }
     }
 
@@ -581,8 +631,8 @@ impl GatewayControl {
         let frame = packet.data();
         let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
         let found = parser.parse_stack(frame, 0, packet.len()).ok().and_then(|outer| {
-            let (source, _) = outer.ip_addresses(frame)?;
-            let found = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
+            let (source, dst) = outer.ip_addresses(frame)?;
+            let found = self.layout.underlay.find_tunnel(frame, &outer, dst)?.read(frame).ok()?;
             Some((found.id, source))
         });
         let Some((id, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
@@ -593,7 +643,8 @@ impl GatewayControl {
         if !known {
             let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
-            let next_hop = self.next_hops.next_hop(source);
+            let destination = self.segment_config(segment).map_or(source, |it| it.destination(source));
+            let next_hop = self.next_hops.next_hop(destination);
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
@@ -605,10 +656,11 @@ impl GatewayControl {
             };
             tracing::debug!("remote {source} joins the segment of {id}");
             let settings = self.segment_config(segment);
-            let max_frame = max_frame(&self.config.underlay, self.underlay_mtu, settings, source);
+            let mtu = self.path_mtus.of(local, source, self.underlay_mtu);
+            let max_frame = max_frame(&self.config.underlay, mtu, settings, source);
             // Its next hop is resolved when the first frame has to be sent to it.
             let remote = Remote::new(source, segment, max_frame, settings);
-            let route = Route { local, next_hop: Some(next_hop), mac: None };
+            let route = Route::new(local, Some(next_hop));
             match (self.list.get_mut(index as usize), self.routes.get_mut(index as usize)) {
                 (Some(free), Some(free_route)) => (*free, *free_route) = (remote, route),
                 _ => {
@@ -660,6 +712,7 @@ impl GatewayControl {
         if let Some(remote) = self.list.get_mut(index as usize) {
             (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
         }
+        self.forget_unused_paths();
         if let Some(next_hop) = next_hop {
             self.next_hops.discard(next_hop, index);
         }
@@ -717,6 +770,7 @@ impl GatewayControl {
                     "mirrored": s.mirrored,
                     "too_big": s.too_big,
                     "told_too_big": s.icmp_too_big,
+                    "outer_fragments": s.outer_fragments,
                     "learned": l.learned,
                     "moved": l.moved,
                     "aged": l.aged,
@@ -751,13 +805,19 @@ impl GatewayControl {
                 "evicted": self.learned.stats.evicted,
             },
             "bfd_sessions": { "configured": self.bfd.counts().0, "up": self.bfd.counts().1 },
+            "path_mtus": {
+                "now": self.path_mtus.len(),
+                "messages": self.path_mtus.stats.messages,
+                "lowered": self.path_mtus.stats.lowered,
+                "expired": self.path_mtus.stats.expired,
+            },
             "address_conflicts": self.conflicts,
         })
     }
 }
 
 pub(super) fn tunnel_id(layout: &Layout, segment: u16) -> TunnelId {
-    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: None }, |segment| segment.tunnel_id())
+    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: None, sid: None }, |it| it.tunnel_id())
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
@@ -786,6 +846,10 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
+    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
+        self.segment_index(name)
+    }
+
     fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         super::change::OBJECTS.to_vec()
     }
@@ -798,6 +862,7 @@ impl Control for GatewayControl {
         match PuntCode::unpack(punt.code) {
             PuntCode::Host => self.handle_host_frame(plane, punt.packet),
             PuntCode::Bfd => self.handle_bfd(plane, punt.packet),
+            PuntCode::TooBig => self.handle_too_big(plane, punt.packet),
             PuntCode::NewRemote => self.learn_remote(plane, punt.packet, punt.worker),
             PuntCode::RouterHost => self.router.handle_message(plane, punt.packet),
             PuntCode::Route => self.router.resolve(plane, punt.packet),
@@ -834,6 +899,8 @@ impl Control for GatewayControl {
                 }
             });
             self.age_bindings(seconds);
+            self.filters.collect(seconds);
+            self.expire_path_mtus(seconds);
             let fdb = &mut self.fdb;
             self.move_damping.expire(seconds, |key| fdb.get(key).is_some());
             for index in self.learned.unused(seconds) {

@@ -46,6 +46,8 @@ pub struct SegmentCounters {
     pub too_big: Counter,
     /// ICMP messages sent about frames that were too long.
     pub icmp_too_big: Counter,
+    /// Fragments of tunnel packets that were longer than the path takes.
+    pub outer_fragments: Counter,
     /// Packets that the router took from the segment.
     pub routed_in: Traffic,
     /// Packets that the router sent in the segment.
@@ -85,6 +87,8 @@ pub struct SegmentStats {
     pub too_big: u64,
     /// ICMP messages sent about frames that were too long.
     pub icmp_too_big: u64,
+    /// Fragments of tunnel packets that were longer than the path takes.
+    pub outer_fragments: u64,
     /// Packets and bytes that the router took from the segment.
     pub routed_in: (u64, u64),
     /// Packets and bytes that the router sent in the segment.
@@ -120,6 +124,7 @@ impl SegmentStats {
             sum.neighbour_replies += counters.neighbour_replies.get();
             sum.too_big += counters.too_big.get();
             sum.icmp_too_big += counters.icmp_too_big.get();
+            sum.outer_fragments += counters.outer_fragments.get();
             sum.nic_encapsulated += counters.nic_encapsulated.get();
             sum.nic_decapsulated += counters.nic_decapsulated.get();
         }

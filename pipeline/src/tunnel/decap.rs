@@ -22,9 +22,10 @@ use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Destination, Remotes, Underlay};
+use super::tables::{Attachment, Destination, Remotes, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
+use crate::table::{Entry, Key, NO_DESTINATION};
 
 /// Length of the outer headers over IPv4 without a VLAN tag.
 const OUTER4: usize = 50;
@@ -89,6 +90,67 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
+/// Words of the outer headers that packets of one tunnel have in common, in the order of the processor. Fields that
+/// differ are zero: total length, identification and checksum of IPv4, and source port and length of UDP.
+#[derive(Clone, Copy)]
+struct OuterWords([u64; 7]);
+
+/// Bytes of each word that are compared. The last word ends with the tunnel header.
+const SAME: [u64; 7] = [
+    u64::MAX,
+    u64::MAX,
+    0x0000_0000_ffff_ffff_u64.to_be(),
+    0x0000_ffff_ffff_ffff_u64.to_be(),
+    0xffff_0000_ffff_0000_u64.to_be(),
+    u64::MAX,
+    0xffff_0000_0000_0000_u64.to_be(),
+];
+
+impl OuterWords {
+    #[inline(always)]
+    fn of(h: &[u8; QUICK]) -> Self {
+        let word = |at: usize| h[at * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) & SAME[at];
+        Self([word(0), word(1), word(2), word(3), word(4), word(5), word(6)])
+    }
+}
+
+/// Outer headers that [`quick_outer`] has accepted. Packets of the same tunnel need only the checks of what differs.
+struct LastOuter {
+    words: OuterWords,
+    /// Sum of the words of the IPv4 header without those that differ.
+    sum: u64,
+}
+
+impl LastOuter {
+    /// No packet has these words: bits that are not compared are set.
+    const NONE: Self = Self { words: OuterWords([u64::MAX; 7]), sum: 0 };
+
+    #[inline(always)]
+    fn new(words: OuterWords, h: &[u8; QUICK]) -> Self {
+        let [version, fragment, addresses] = [be64(h, 14), be64(h, 20), be64(h, 26)];
+        let half = 0xffff_ffff;
+        let sum = (version >> 48) + (fragment >> 32) + (addresses >> 32) + (addresses & half);
+        Self { words, sum }
+    }
+
+    /// Returns whether [`quick_outer`] accepts a packet and finds the same tunnel.
+    #[inline(always)]
+    fn has_same(&self, words: &OuterWords, h: &[u8; QUICK], len: usize) -> bool {
+        let mut wrong = words.0.iter().zip(&self.words.0).fold(0, |wrong, (a, b)| wrong | (a ^ b));
+        let (lengths, checksum, udp) = (be64(h, 16), be64(h, 24) >> 48, be64(h, 32) & 0xffff);
+        let total = lengths >> 48;
+        wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
+        wrong |= (udp + 20) ^ total;
+        let sum = self.sum + total + (lengths >> 32 & 0xffff) + checksum;
+        let sum = (sum >> 32) + (sum & 0xffff_ffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        wrong |= sum ^ 0xffff;
+        wrong == 0
+    }
+}
+
 /// Origin of a packet whose outer headers are removed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stripped {
@@ -106,6 +168,10 @@ pub(super) enum Rejection {
     Host,
     /// A BFD packet for the control thread.
     Bfd,
+    /// An ICMP error about a packet that was too long, for the control thread.
+    TooBig,
+    /// A fragment from a remote, with its source and destination.
+    Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
@@ -119,6 +185,8 @@ impl Rejection {
             Self::Drop(_) => "the packet is not decapsulated",
             Self::Host => "an ARP or ND message for the control thread",
             Self::Bfd => "a BFD packet for the control thread",
+            Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
+            Self::Fragment(..) => "a fragment of a tunnel packet",
             Self::Echo(..) => "an echo request to the gateway",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
@@ -150,54 +218,80 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let ours = LocalEndpoint::new(underlay);
 
-        let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let mut last = (state.source.key, state.source.destination);
-        // VNI and source of the previous packet, and the remote and segment found for them.
+        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
+        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let mut outer = LastOuter::NONE;
+        // VNI and source of the previous tunnel, and the remote and segment found for them.
         let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
-        for (i, packet) in batch.as_slice().iter().enumerate() {
-            slow |= 1 << i;
-            let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
-            let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
-            if (vni, source) != (tunnel.0, tunnel.1) {
-                let Some(remote) = remotes
-                    .find_source(TunnelId { kind: ours.kind, id: Some(vni) }, IpAddr::V4(Ipv4Addr::from_bits(source)))
-                else {
-                    continue;
-                };
-                let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
-                tunnel = (vni, source, remote, segment);
-            }
-            let (_, _, remote, segment) = tunnel;
-            let Some(inner) = quick.last_chunk::<ETHERNET_LEN>() else { continue };
-            let (dst, src, ethertype) = addresses(inner, segment);
-            let special = ethertype != EtherType::IPV4.0
-                && (EtherType(ethertype).is_vlan()
-                    || self.is_watched(ethertype, packet.data().get(OUTER4..).unwrap_or_default()));
-            if special || packet.flags().intersects(SLOW_FLAGS) {
-                continue;
-            }
-            // No table contains a group address, so the lookup of such a destination fails without an extra
-            // check.
-            keys[i] = dst;
-            let here = Destination::Remote(remote).pack();
-            if (src, here) != last {
-                if !src.is_unicast() {
-                    continue;
+        let prepared = keys.iter_mut().zip(hashes.iter_mut());
+        for ((i, packet), (key, hash)) in batch.as_slice().iter().enumerate().zip(prepared) {
+            let is_fast = 'fast: {
+                let Some(quick) = packet.data().first_chunk::<QUICK>() else { break 'fast false };
+                let words = OuterWords::of(quick);
+                if !outer.has_same(&words, quick, packet.len()) {
+                    let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { break 'fast false };
+                    if (vni, source) != (tunnel.0, tunnel.1) {
+                        let id = TunnelId { kind: ours.kind, id: Some(vni), sid: None };
+                        let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
+                        let Some(remote) = found else { break 'fast false };
+                        let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else {
+                            break 'fast false;
+                        };
+                        tunnel = (vni, source, remote, segment);
+                    }
+                    outer = LastOuter::new(words, quick);
                 }
-                last = (src, here);
-                sources[new_sources] = src;
-                source_remote[new_sources] = remote;
-                new_sources += 1;
+                let (_, _, remote, segment) = tunnel;
+                let tail = be64(quick, OUTER4 + 6);
+                // No table contains a group address, so the lookup of such a destination fails without an extra
+                // check.
+                *key = Key::from_u64(u64::from(segment) << 48 | be64(quick, OUTER4) >> 16);
+                *hash = fdb.prepare(*key);
+                let here = Destination::Remote(remote).pack();
+                if packet.flags().intersects(SLOW_FLAGS) {
+                    break 'fast false;
+                }
+                if (tail, here) == known {
+                    break 'fast true;
+                }
+                let ethertype = tail as u16;
+                let special = ethertype != EtherType::IPV4.0
+                    && (EtherType(ethertype).is_vlan()
+                        || self.is_watched(ethertype, packet.data().get(OUTER4..).unwrap_or_default()));
+                if special {
+                    break 'fast false;
+                }
+                let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
+                if (src, here) != last {
+                    if !src.is_unicast() {
+                        break 'fast false;
+                    }
+                    last = (src, here);
+                    sources[new_sources] = src;
+                    source_remote[new_sources] = remote;
+                    new_sources += 1;
+                }
+                if ethertype == EtherType::IPV4.0 {
+                    known = (tail, here);
+                }
+                true
+            };
+            if !is_fast {
+                slow |= 1 << i;
             }
-            slow &= !(1 << i);
         }
-        let here = |j: usize| Destination::Remote(source_remote[j]);
-        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if !self.layout.inspects {
+            // Else the slow path learns, behind the filters.
+            let here = |j: usize| Destination::Remote(source_remote[j]);
+            self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        }
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), OUTER4);
         }
-        if context.is_tracing() || self.layout.has_mirrors {
+        if context.is_watched() || self.layout.inspects {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -214,28 +308,30 @@ impl View<'_> {
                 c.local_tx.add(packets, bytes);
             }
         };
-        let n = packets.len();
         let special = slow;
-        fdb.find_batch(&keys[..n], |i, entry| {
+        // Frames in a row often go to one port.
+        let mut last: (u32, Option<&Attachment>) = (NO_DESTINATION, None);
+        for ((i, packet), (key, hash)) in packets.iter_mut().enumerate().zip(keys.iter().zip(&*hashes)) {
             if slow & 1 << i != 0 {
-                return;
+                continue;
+            }
+            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
+            if destination != last.0 {
+                last = (destination, self.layout.attachment_of_destination(destination));
+            }
+            if let Some(attachment) = last.1 {
+                let len = packet.len() - OUTER4;
+                if len <= attachment.max_frame && packet.trim_front(OUTER4) {
+                    packet.set_checksum_status(ChecksumStatus::NONE);
+                    // The removed outer headers leave enough headroom for a tag.
+                    if adapt_to_attachment(packet, attachment).is_ok() {
+                        tally.add(attachment.segment, len, count);
+                        continue;
+                    }
+                }
             }
             slow |= 1 << i;
-            let Some(entry) = entry else { return };
-            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else { return };
-            let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
-            let packet = &mut packets[i];
-            let len = packet.len() - OUTER4;
-            if len > attachment.max_frame || !packet.trim_front(OUTER4) {
-                return;
-            }
-            packet.set_checksum_status(ChecksumStatus::NONE);
-            // The removed outer headers leave enough headroom for a tag.
-            if adapt_to_attachment(packet, attachment).is_ok() {
-                slow &= !(1 << i);
-                tally.add(attachment.segment, len, count);
-            }
-        });
+        }
         tally.end(count);
         if slow != 0 {
             let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);
@@ -305,7 +401,7 @@ impl View<'_> {
     /// Processes one packet on the slow path.
     #[cold]
     #[inline(never)]
-    fn decapsulate_one(
+    pub(super) fn decapsulate_one(
         &self,
         state: &mut StageState,
         context: &mut Context<'_>,
@@ -328,6 +424,10 @@ impl View<'_> {
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
+            Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
+            Err(Rejection::Fragment(layers, ends)) => {
+                self.reassemble(state, context, remotes, packet, &layers, ends);
+            }
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
             Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
                 context.punt(packet, PuntCode::NewRemote.pack());
@@ -379,16 +479,21 @@ impl View<'_> {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
-            return Err(DropReason::OuterFragment.into());
+            let refused = self.refuse_fragment(context, src);
+            return Err(refused.map_or(Rejection::Fragment(outer, (src, dst)), Rejection::Drop));
         }
         match outer.l4_type() {
-            L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
+            // A SID takes its payload only.
+            L4Type::Icmpv4 | L4Type::Icmpv6 if underlay.find_sid(dst).is_none() => {
+                let too_big = self.classify_too_big(state, context, remotes, packet, &outer, (src, dst));
+                return Err(too_big.unwrap_or_else(|| super::host::classify_echo(frame, &outer, src)));
+            }
             _ => {}
         }
-        let Some(found) = underlay.find_tunnel(frame, &outer) else {
+        let Some(found) = underlay.find_tunnel(frame, &outer, dst) else {
             return Err(self.classify_bfd(state, context, packet, &outer, (src, dst)));
         };
-        if outer.l4_type() == L4Type::Udp {
+        if found.udp_port.is_some() {
             match frame.get(outer.l4() + 6..).and_then(|b| b.first_chunk()).map(|b| u16::from_be_bytes(*b)) {
                 // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
                 Some(0) if outer.l3_type() == L3Type::Ipv6 && !underlay.accept_zero_checksum6 => {
@@ -410,7 +515,7 @@ impl View<'_> {
         if header.has_checksum && !packet.flags().contains(Flags::TX_SEGMENT) {
             check_sum(packet, found.start, end, checksum::Sum::ZERO)?;
         }
-        // Segments without identifier are distinguished by their remotes.
+        // Segments without identifier are distinguished by their remotes, those with SIDs by the destination.
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
         let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;
@@ -472,8 +577,11 @@ impl View<'_> {
         header[..6].copy_from_slice(&self.layout.underlay.mac.0);
         header[6..12].copy_from_slice(&TUNNEL_PEER.0);
         header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, segment);
+        if self.layout.inspects || context.is_watched() {
+            match self.inspect(state, context, packet, segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
             self.limit_mss(state, context, &mut packet, remote);
@@ -498,8 +606,11 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, segment);
+        if self.layout.inspects || context.is_watched() {
+            match self.inspect(state, context, packet, segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         let policy = self.layout.segments.get(usize::from(segment)).map(|s| s.inner_vlans);
         if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {
@@ -570,7 +681,7 @@ pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Re
 }
 
 /// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
-fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
+pub(super) fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
     let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
     let mut sum = pseudo;
     for segment in packet.segments() {

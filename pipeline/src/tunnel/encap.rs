@@ -23,9 +23,9 @@ use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::storm_control::FloodKind;
-use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remotes, Underlay};
+use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remote, Remotes, Underlay};
 use crate::Context;
-use crate::table::{HashTable, Key};
+use crate::table::{Entry, HashTable, Key, NO_DESTINATION};
 
 /// Number of header bytes that the fast path reads: Ethernet, IPv4 without options, and ports.
 const QUICK: usize = 38;
@@ -146,7 +146,7 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let Some(first) = self.layout.attachments.get(from as usize) else { return };
 
-        let Scratch { keys, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let (layout, worker) = (self.layout, state.worker);
         let count_rx = |segment: u16, packets, bytes| {
@@ -156,7 +156,10 @@ impl View<'_> {
         };
         let mut tally = Tally::new(first.segment);
         let mut last = (state.source.key, state.source.destination);
-        for (i, packet) in batch.as_slice().iter().enumerate() {
+        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
+        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let prepared = keys.iter_mut().zip(hashes.iter_mut()).zip(flows.iter_mut());
+        for ((i, packet), ((key, hash), flow)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let here = if SORTED { attachments[i] } else { from };
             let segment = if SORTED {
                 self.layout.attachments.get(here as usize).map_or(first.segment, |attachment| attachment.segment)
@@ -165,17 +168,26 @@ impl View<'_> {
             };
             let data = packet.data();
             tally.add(segment, packet.len(), count_rx);
-            let quick = data.first_chunk::<QUICK>();
-            let (Some(quick), Some(ethernet)) = (quick, data.first_chunk()) else {
+            let Some(quick) = data.first_chunk::<QUICK>() else {
                 slow |= 1 << i;
                 continue;
             };
             // No table contains a group address, so the lookup of such a destination fails without an extra
             // check.
-            let (dst, src, ethertype) = addresses(ethernet, segment);
-            keys[i] = dst;
-            let header = quick.last_chunk().unwrap_or(&[0; QUICK - ETHERNET_LEN]);
-            flows[i] = match quick_flow4(header, ethertype == EtherType::IPV4.0) {
+            *key = Key::from_u64(u64::from(segment) << 48 | be64(quick, 0) >> 16);
+            *hash = fdb.prepare(*key);
+            if packet.flags().intersects(SLOW_FLAGS) {
+                slow |= 1 << i;
+            }
+            let (tail, header) = (be64(quick, 6), quick.last_chunk().unwrap_or(&[0; QUICK - ETHERNET_LEN]));
+            if (tail, here) == known
+                && let Some(quick) = quick_flow4(header, true)
+            {
+                *flow = quick;
+                continue;
+            }
+            let ethertype = tail as u16;
+            *flow = match quick_flow4(header, ethertype == EtherType::IPV4.0) {
                 Some(flow) => flow,
                 None => {
                     let special = EtherType(ethertype).is_vlan() || self.is_watched(ethertype, data);
@@ -183,7 +195,7 @@ impl View<'_> {
                     Flow::from_frame(data, packet.len(), &state.parser)
                 }
             };
-            slow |= u64::from(packet.flags().intersects(SLOW_FLAGS)) << i;
+            let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
             if (src, here) != last {
                 if !src.is_unicast() {
                     slow |= 1 << i;
@@ -194,14 +206,23 @@ impl View<'_> {
                 source_at[new_sources] = here;
                 new_sources += 1;
             }
+            if ethertype == EtherType::IPV4.0 {
+                known = (tail, here);
+            }
         }
         tally.end(count_rx);
-        let here = |j: usize| Destination::Attachment(source_at[j]);
-        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        let inspected =
+            |segment: u16| self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.is_inspected());
+        let inspects = self.layout.inspects && (SORTED || inspected(first.segment));
+        if !inspects {
+            // Else the slow path learns, behind the filters.
+            let here = |j: usize| Destination::Attachment(source_at[j]);
+            self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        }
         if self.layout.clamps_mss {
             slow |= find_handshakes(batch.as_slice(), 0);
         }
-        if context.is_tracing() || self.layout.has_mirrors {
+        if context.is_watched() || inspects {
             // The slow path gives the same result and reports what it does.
             slow = u64::MAX;
         }
@@ -214,23 +235,27 @@ impl View<'_> {
                 c.overlay_tx.add(packets, bytes);
             }
         };
-        let n = packets.len();
         let special = slow;
-        fdb.find_batch(&keys[..n], |i, entry| {
-            let packet = &mut packets[i];
-            if let Some(entry) = entry
-                && let Destination::Remote(remote) = Destination::unpack(entry.destination())
-                && let Some(remote) = remotes.list.get(remote as usize)
-                && slow & 1 << i == 0
-            {
+        // Frames in a row often go to one remote.
+        let mut last: (u32, Option<&Remote>) = (NO_DESTINATION, None);
+        let prepared = keys.iter().zip(&*hashes).zip(&*flows);
+        for ((i, packet), ((key, hash), flow)) in packets.iter_mut().enumerate().zip(prepared) {
+            if slow & 1 << i != 0 {
+                continue;
+            }
+            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
+            if destination != last.0 {
+                last = (destination, remotes.of_destination(destination));
+            }
+            if let Some(remote) = last.1 {
                 let len = packet.len();
                 let done = match &remote.next_hop {
                     NextHop::Ready(template) => {
                         len <= remote.max_frame
-                            && encapsulate(packet, template, underlay, flows[i], &remote.sequence).is_ok()
+                            && encapsulate(packet, template, underlay, *flow, &remote.sequence).is_ok()
                     }
                     NextHop::InNic(_, numbers)
-                        if len <= remote.max_frame && encapsulate_in_nic(packet, *numbers, underlay, flows[i]) =>
+                        if len <= remote.max_frame && encapsulate_in_nic(packet, *numbers, underlay, *flow) =>
                     {
                         if let Some(c) = layout.counters(remote.segment, worker) {
                             c.nic_encapsulated.add(1);
@@ -242,11 +267,11 @@ impl View<'_> {
                 if done {
                     // Keys contain the segment, so the remote and the frame belong to the same segment.
                     tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
-                    return;
+                    continue;
                 }
             }
             slow |= 1 << i;
-        });
+        }
         tally.end(count_tx);
         if slow != 0 {
             let routed = self.route_batch::<0>(state, context, remotes, packets, slow & !special);
@@ -360,15 +385,18 @@ impl View<'_> {
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
         }
-        if self.layout.has_mirrors {
-            self.mirror(state, context, &packet, attachment.segment);
+        if self.layout.inspects || context.is_watched() {
+            match self.inspect(state, context, packet, attachment.segment) {
+                Some(admitted) => packet = admitted,
+                None => return,
+            }
         }
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
-        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() {
+        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() || self.layout.inspects {
             // The fast path did not learn the source of this frame.
             self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }
@@ -456,16 +484,20 @@ impl View<'_> {
             report_next_hop(context, remote);
         }
         let len = packet.len();
-        if len > remote.max_frame && longest_frame(&packet) > remote.max_frame {
-            return self.drop_too_big(state, context, packet, remote.max_frame, sender);
+        let is_long = len > remote.max_frame && longest_frame(&packet) > remote.max_frame;
+        if is_long && longest_frame(&packet) > remote.longest_frame() {
+            return self.drop_too_big(state, context, packet, remote.longest_frame(), sender);
         }
         let segment = self.layout.segments.get(usize::from(remote.segment));
         self.limit_mss(state, context, &mut packet, remote);
-        if packet.flags().contains(Flags::TX_SEGMENT) && segment.is_some_and(|segment| segment.cuts_superframes) {
+        let is_cut = is_long || segment.is_some_and(|segment| segment.cuts_superframes);
+        if is_cut && packet.flags().contains(Flags::TX_SEGMENT) {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }
         match &remote.next_hop {
-            NextHop::InNic(_, numbers) if encapsulate_in_nic(&mut packet, *numbers, &self.layout.underlay, flow) => {
+            NextHop::InNic(_, numbers)
+                if !is_long && encapsulate_in_nic(&mut packet, *numbers, &self.layout.underlay, flow) =>
+            {
                 self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
                 if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                     c.nic_encapsulated.add(1);
@@ -479,6 +511,9 @@ impl View<'_> {
                 match encapsulate(&mut packet, template, &self.layout.underlay, flow, &remote.sequence) {
                     Ok(()) => {
                         self.layout.count_overlay_tx(remote.segment, state.worker, 1, len);
+                        if is_long {
+                            return self.send_outer_fragments(state, context, packet, template, remote);
+                        }
                         context.send(self.layout.underlay.port, packet);
                     }
                     Err(reason) => context.drop(packet, reason),

@@ -131,8 +131,10 @@ impl View<'_> {
                 Destination::Attachment(to) => self.deliver(state, context, copy, to),
                 Destination::Remote(to) => {
                     let sender = sender.filter(|_| !icmp_sent);
-                    icmp_sent |=
-                        remotes.list.get(to as usize).is_some_and(|remote| longest_frame(&copy) > remote.max_frame);
+                    icmp_sent |= remotes
+                        .list
+                        .get(to as usize)
+                        .is_some_and(|remote| longest_frame(&copy) > remote.longest_frame());
                     self.send_to(state, context, remotes, copy, to, flow, sender);
                 }
                 // The router is not in the lists of members.

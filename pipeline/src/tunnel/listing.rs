@@ -1,11 +1,14 @@
 //! The tables of a gateway for operators.
 
 use serde_json::Value;
+use wirepath_flow::Ports;
+use wirepath_pmd::port::PortId;
 
 use super::bfd::{self, Out};
 use super::bindings::BindingOrigin;
 use super::config::SegmentConfig;
 use super::control::GatewayControl;
+use super::filter;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
@@ -13,7 +16,8 @@ use crate::route::NetworkPrefix;
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
-pub(super) const TABLES: [&TableSpec; 7] = [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES, &bfd::TABLE];
+pub(super) const TABLES: [&TableSpec; 8] =
+    [&SEGMENTS, &FDB, &BINDINGS, &NEIGHBOURS, &REMOTES, &ROUTES, &bfd::TABLE, &filter::TABLE];
 
 static SEGMENTS: TableSpec = TableSpec {
     name: "segments",
@@ -36,6 +40,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("unknown_unicast", Unit::Packets, "Replicated unicast frames with an unknown destination"),
         Column::counter("too_big", Unit::Packets, "Frames too long for the underlay"),
         Column::counter("icmp_too_big", Unit::Packets, "ICMP messages sent about frames that were too long"),
+        Column::counter("outer_fragments", Unit::Packets, "Fragments sent of tunnel packets too long for the path"),
         Column::counter("routed_in_packets", Unit::Packets, "Packets that the router took from the segment"),
         Column::counter("routed_in_bytes", Unit::Bytes, "Bytes of those packets with their Ethernet headers"),
         Column::counter("routed_out_packets", Unit::Packets, "Packets that the router sent in the segment"),
@@ -129,6 +134,12 @@ static REMOTES: TableSpec = TableSpec {
              down: its BFD session is not up; standby: backup of remotes that are up",
         ),
         Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
+        Column::gauge(
+            "path_mtu",
+            Unit::Bytes,
+            "Largest outer IP packet: MTU of the underlay, or what a router reported",
+        ),
+        Column::counter("too_big_messages", Unit::Packets, "Valid ICMP errors about tunnel packets that were too long"),
     ],
 };
 
@@ -199,6 +210,10 @@ impl GatewayControl {
                 }
             }
             "bfd" => page.extend(self.bfd.rows(), |row| row),
+            "filters" => {
+                let ports: Vec<(&str, PortId)> = plane.ports().iter().map(|it| (it.name.as_str(), it.id)).collect();
+                page.extend(self.filters.rows(Ports(&ports)), |row| row);
+            }
             "remotes" => {
                 let all =
                     self.list.iter().zip(&self.routes).enumerate().filter(|(_, (it, _))| !it.address.is_unspecified());
@@ -222,6 +237,8 @@ impl GatewayControl {
                         route.mac.map(|mac| mac.to_string()).into(),
                         state.into(),
                         remote.max_frame.into(),
+                        self.path_mtus.of(route.local, remote.address, self.underlay_mtu).into(),
+                        route.too_big_messages.into(),
                     ]
                 });
             }
@@ -250,6 +267,7 @@ impl GatewayControl {
             row.extend([packets.into(), bytes.into()]);
         }
         row.extend([stats.flooded, stats.unknown_unicast, stats.too_big, stats.icmp_too_big].map(Value::from));
+        row.push(stats.outer_fragments.into());
         for (packets, bytes) in [stats.routed_in, stats.routed_out] {
             row.extend([packets.into(), bytes.into()]);
         }

@@ -1,7 +1,7 @@
 //! Mirror of a segment: a copy of each received frame goes to a port.
 //!
-//! Each frame of a segment enters the gateway once, from a local port or from a tunnel, and is copied there. While a
-//! segment is mirrored, the frames of all segments take the slow path.
+//! Each frame of a segment enters the gateway once, from a local port or from a tunnel, and is copied there, on the
+//! slow path.
 
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
@@ -33,8 +33,6 @@ impl Mirror {
 
 impl View<'_> {
     /// Sends a copy of a frame to the mirror of its segment, if it has one.
-    #[cold]
-    #[inline(never)]
     pub(super) fn mirror(&self, state: &StageState, context: &mut Context<'_>, packet: &Packet, segment: u16) {
         let mirror = self.layout.segments.get(usize::from(segment)).and_then(|segment| segment.mirror);
         let Some(Mirror { port, max_frame }) = mirror else { return };

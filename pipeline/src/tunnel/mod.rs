@@ -16,10 +16,14 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - `outer_fragments`: fragments of tunnel packets that are longer than the path takes.
+//! - `reassembly`: received fragments of tunnel packets.
+//! - `path_mtu`: the MTU of the path to each remote, from ICMP errors.
 //! - [`bfd`]: liveness of remotes.
 //! - `bindings`: IP addresses of the hosts in segments.
 //! - `suppression`: replies to ARP and ND requests of local hosts.
 //! - `mirror`: copies of the frames of a segment.
+//! - `filter`: flow rules of segments and VRFs.
 //! - `mss`: the maximum segment size of TCP connections through tunnels.
 //! - `learning`: rules for learned addresses: limits, sticky places.
 //! - `move_damping`: addresses that move too often.
@@ -45,6 +49,7 @@ pub mod counters;
 mod decap;
 pub mod ecn;
 mod encap;
+mod filter;
 mod flood;
 mod headers;
 mod host;
@@ -58,8 +63,11 @@ mod mss;
 pub mod neighbour;
 mod next_hops;
 mod outer;
+mod outer_fragments;
+mod path_mtu;
 mod places;
 mod policer;
+mod reassembly;
 mod reconfigure;
 mod report;
 pub mod router;
@@ -75,6 +83,7 @@ pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;
 pub use outer::{ActiveKind, TunnelId, outer_headers};
+pub use path_mtu::PathMtuStats;
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
 pub use storm_control::StormLimits;

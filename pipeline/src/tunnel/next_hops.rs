@@ -4,7 +4,7 @@
 //! table, and the lists of next hops to ask. It sends nothing: the caller carries out [`NextHops::take_actions`].
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use wirepath_packet::Packet;
 use wirepath_wire::MacAddr;
@@ -66,6 +66,11 @@ impl NextHops {
     pub(super) fn set_addresses(&mut self, addresses: Vec<Prefix>, gateways: Vec<IpAddr>) {
         self.host.set_addresses(addresses, gateways);
         self.announce();
+    }
+
+    /// Changes the gateway's SIDs.
+    pub(super) fn set_sids(&mut self, sids: impl Iterator<Item = Ipv6Addr>) {
+        self.host.set_sids(sids);
     }
 
     /// Changes the gateway's Ethernet address, and announces it.

@@ -1,13 +1,14 @@
 //! Outer headers: the template of a remote, and recognition of received tunnel packets.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::build::{EncapError, OuterConfig, OuterHeaders, Transport};
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag, ipv4, ipv6};
 
 use super::config::{SegmentConfig, UnderlayConfig};
+use super::kinds::srv6::Behaviour;
 use super::kinds::{Carrier, KINDS, Payload, TunnelHeader, TunnelKind};
 use super::tables::Underlay;
 
@@ -23,6 +24,7 @@ pub fn outer_headers(
     (src, dst): (IpAddr, IpAddr),
 ) -> Result<OuterHeaders, EncapError> {
     let kind = segment.kind;
+    let dst = segment.destination(dst);
     let tag = underlay.vlan.map(Tag::new);
     let mut header = segment.header();
     // Without UDP ports, the flow label spreads the flows over the paths of the underlay (RFC 6438).
@@ -40,9 +42,7 @@ pub fn outer_headers(
             Carrier::Udp(port) => {
                 Transport::Udp { dst_port: underlay.port_of(kind).unwrap_or(port), checksum: underlay.checksum }
             }
-            Carrier::Ip(protocol) => Transport::Protocol(protocol),
-            // The template writes the number for each packet.
-            Carrier::IpInIp => Transport::Protocol(IpProtocol::IPV4),
+            carrier => Transport::Protocol(carrier.protocol(segment.payload, &header.bytes)),
         },
         tunnel_header: &header.bytes,
         variable: header.variable,
@@ -98,12 +98,17 @@ pub struct TunnelId {
     pub kind: u8,
     /// The identifier within the kind, such as a VNI; `None` if the headers have none.
     pub id: Option<u32>,
+    /// SID of the gateway, for kinds whose segments are chosen by the destination address.
+    pub sid: Option<Ipv6Addr>,
 }
 
 impl fmt::Display for TunnelId {
     /// Writes name and value, such as `VNI 42`, or `gretap` for tunnels without identifier.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = KINDS.get(usize::from(self.kind));
+        if let Some(sid) = self.sid {
+            return write!(f, "SID {sid}");
+        }
         match self.id {
             Some(id) => write!(f, "{} {id}", kind.map_or("identifier", |kind| kind.id_name)),
             None => f.write_str(kind.map_or("no identifier", |kind| kind.name)),
@@ -116,9 +121,11 @@ impl fmt::Display for TunnelId {
 pub(super) struct Found<'u> {
     /// Kinds that the gateway uses.
     kinds: &'u [ActiveKind],
-    /// Protocol number and UDP destination port of the packet.
+    /// Destination of the packet, if it is a SID of the gateway, and the behaviour of the SID.
+    sid: Option<(Ipv6Addr, Behaviour)>,
+    /// Protocol number of the header in front of the tunnel header, and UDP destination port of the packet.
     protocol: IpProtocol,
-    udp_port: Option<u16>,
+    pub(super) udp_port: Option<u16>,
     /// Offset of the tunnel header.
     pub(super) start: usize,
     /// End of the tunnel packet. Padding may follow.
@@ -137,23 +144,28 @@ pub(super) struct TunnelPacket {
 }
 
 impl Underlay {
-    /// Finds the tunnel header behind the outer headers of a frame, which is no fragment. Returns `None` if it is no
-    /// packet of a kind that the gateway uses.
-    pub(super) fn find_tunnel(&self, frame: &[u8], outer: &HeaderOffsets) -> Option<Found<'_>> {
+    /// Finds the tunnel header behind the outer headers of a frame, which is no fragment and goes to `dst`. Returns
+    /// `None` if it is no packet of a kind that the gateway uses.
+    pub(super) fn find_tunnel(&self, frame: &[u8], outer: &HeaderOffsets, dst: IpAddr) -> Option<Found<'_>> {
         let l4 = outer.l4();
         let kinds = &*self.kinds;
+        if let Some(sid) = self.find_sid(dst) {
+            let protocol = IpProtocol(outer.ipv6_header(frame)?[6]);
+            let start = outer.l3() + ipv6::HEADER_LEN;
+            return Some(Found { kinds, sid: Some(sid), protocol, udp_port: None, start, end: outer.end() });
+        }
         let found = if outer.l4_type() == L4Type::Udp {
             let udp: &[u8; 8] = frame.get(l4..)?.first_chunk()?;
             let end = l4 + usize::from(u16::from_be_bytes([udp[4], udp[5]]));
             let udp_port = Some(u16::from_be_bytes([udp[2], udp[3]]));
-            Found { kinds, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
+            Found { kinds, sid: None, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
         } else {
             let protocol = match outer.l4_type() {
                 L4Type::Gre => IpProtocol::GRE,
                 L4Type::Other => outer.protocol(),
                 _ => return None,
             };
-            Found { kinds, protocol, udp_port: None, start: l4, end: outer.end() }
+            Found { kinds, sid: None, protocol, udp_port: None, start: l4, end: outer.end() }
         };
         found.kinds().next().is_some().then_some(found)
     }
@@ -162,20 +174,26 @@ impl Underlay {
 impl<'u> Found<'u> {
     /// Iterates over the kinds that the packet may have.
     fn kinds(&self) -> impl Iterator<Item = &'u ActiveKind> {
-        let (protocol, port) = (self.protocol, self.udp_port);
-        self.kinds.iter().filter(move |active| active.kind.carrier.takes(protocol) && active.udp_port == port)
+        let (protocol, port, is_sid) = (self.protocol, self.udp_port, self.sid.is_some());
+        self.kinds.iter().filter(move |active| match active.kind.carrier {
+            Carrier::Srv6 => is_sid,
+            carrier => !is_sid && carrier.takes(protocol) && active.udp_port == port,
+        })
     }
 
     /// Reads and checks the tunnel header. The payload decides between kinds that are alike below it.
     pub(super) fn read(&self, frame: &[u8]) -> Result<TunnelPacket, DropReason> {
         let bytes = frame.get(self.start..self.end.min(frame.len())).ok_or(DropReason::BadTunnelHeader)?;
         for active in self.kinds() {
-            let header = (active.kind.parse)(bytes)?;
+            let header = (active.kind.parse)(self.protocol, bytes)?;
+            if self.sid.is_some_and(|(_, behaviour)| !behaviour.takes(header.payload)) {
+                return Err(DropReason::SidUpperLayer);
+            }
             let Some(payload) = Payload::of(header.payload).filter(|payload| active.kind.carries(*payload)) else {
                 continue;
             };
             let inner = self.start + header.len;
-            let id = TunnelId { kind: active.number, id: header.id };
+            let id = TunnelId { kind: active.number, id: header.id, sid: self.sid.map(|(sid, _)| sid) };
             return Ok(TunnelPacket { header, id, payload, inner });
         }
         Err(DropReason::TunnelPayload)
@@ -197,6 +215,7 @@ impl<'u> Found<'u> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::sync::Arc;
 
     use wirepath_packet::Pool;
@@ -221,11 +240,13 @@ mod tests {
             v4: Vec::new(),
             v6: Vec::new(),
             networks: Vec::new(),
+            sids: HashMap::new(),
             kinds: names.iter().map(active).collect(),
             plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,
+            reassembly: true,
             mtu: 1500,
         }
     }
@@ -250,7 +271,8 @@ mod tests {
     fn read(underlay: &Underlay, frame: &[u8]) -> Option<Result<TunnelPacket, DropReason>> {
         let parser = Parser { tunnels: Tunnels::NONE, verify_ipv4: false };
         let outer = parser.parse_stack(frame, 0, frame.len()).unwrap();
-        let found = underlay.find_tunnel(frame, &outer)?;
+        let (_, dst) = outer.ip_addresses(frame).unwrap();
+        let found = underlay.find_tunnel(frame, &outer, dst)?;
         Some(found.read(frame).and_then(|packet| {
             if packet.payload == Payload::Ip {
                 found.check_packet(&packet, frame)?;
@@ -271,7 +293,7 @@ mod tests {
                 let (bytes, inner_at) = frame(v6, protocol, &inner(version));
                 let found = read(&underlay, &bytes).unwrap().unwrap();
                 let header = TunnelHeader { id: None, len: 0, payload, has_checksum: false };
-                let id = TunnelId { kind: 5, id: None };
+                let id = TunnelId { kind: 5, id: None, sid: None };
                 assert_eq!(found, TunnelPacket { header, id, payload: Payload::Ip, inner: inner_at });
                 // The other protocol number, another version, and a header that is cut off.
                 let (bytes, _) = frame(v6, if protocol == 4 { 41 } else { 4 }, &inner(version));

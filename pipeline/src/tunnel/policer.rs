@@ -39,6 +39,8 @@ pub(super) struct KnownHosts {
     pub(super) bfd_sessions: HashMap<u32, (IpAddr, IpAddr)>,
     /// Local and remote address of all BFD sessions.
     pub(super) bfd_peers: HashSet<(IpAddr, IpAddr)>,
+    /// Kind of the tunnel, local and remote address of all remotes whose next hop is known.
+    pub(super) paths: HashSet<(u8, IpAddr, IpAddr)>,
 }
 
 /// Replies to ARP and ND solicitations that the gateway expects. The control thread adds credit, and workers
@@ -143,6 +145,12 @@ impl ProtocolLimits {
         }
     }
 
+    /// Limits of ICMP errors about packets that are too long, by the remote of the quoted packet. A path has a few
+    /// routers with different MTUs, and each of them reports all packets in flight.
+    fn too_big() -> Self {
+        Self { known: SourceLimits::new((5, 10), (100, 100)), strangers: SourceLimits::new((0, 0), (0, 0)) }
+    }
+
     /// Limits of echo, which workers answer.
     fn echo() -> Self {
         Self {
@@ -160,6 +168,7 @@ pub(super) struct Policer {
     nd: ProtocolLimits,
     echo: ProtocolLimits,
     bfd: ProtocolLimits,
+    too_big: ProtocolLimits,
     /// Messages of other hosts with an address of the gateway.
     conflicts: TokenBucket,
     /// Frames for an unresolved next hop.
@@ -173,6 +182,7 @@ pub(super) enum Protocol {
     Nd,
     Echo,
     Bfd,
+    TooBig,
 }
 
 impl Policer {
@@ -183,6 +193,7 @@ impl Policer {
             nd: ProtocolLimits::neighbours(),
             echo: ProtocolLimits::echo(),
             bfd: ProtocolLimits::bfd(),
+            too_big: ProtocolLimits::too_big(),
             conflicts: TokenBucket::new(10, 10),
             unresolved: TokenBucket::new(1_000, 100),
         }
@@ -195,6 +206,7 @@ impl Policer {
             Protocol::Nd => &self.nd,
             Protocol::Echo => &self.echo,
             Protocol::Bfd => &self.bfd,
+            Protocol::TooBig => &self.too_big,
         };
         let limits = if let MessageSource::Stranger(_) = source { &limits.strangers } else { &limits.known };
         limits.take(self.hasher.hash_one(source), now)

@@ -1,10 +1,10 @@
 //! Changes of a gateway's configuration while its workers forward.
 //!
-//! Segments are identified by kind of tunnel and VNI, those without VNI by kind and name. Attachments are identified by
-//! port and VLAN, remotes by address. What stays
-//! keeps its index in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do
-//! not notice the change. The workers see the new segments and the new remotes at two moments, one shortly after the
-//! other. In between, only parts that the change adds or removes can lose packets.
+//! Segments are identified by kind of tunnel and VNI or SID, those without both by kind and name. Attachments are
+//! identified by port and VLAN, remotes by address. What stays keeps its index in the tables ([`super::places`]), its
+//! forwarding entries, counters and next hop, so its packets do not notice the change. The workers see the new segments
+//! and the new remotes at two moments, one shortly after the other. In between, only parts that the change adds or
+//! removes can lose packets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use wirepath_wire::MacAddr;
 
 use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayConfig};
-use super::control::{GatewayControl, Route, max_frame};
+use super::control::{GatewayControl, Route};
 use super::learned::LEARNED_REMOTES;
 use super::outer::TunnelId;
 use super::places::{Places, SegmentPlace};
@@ -73,6 +73,7 @@ impl GatewayControl {
         let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
         let (before, after) = (&self.config.underlay, &config.underlay);
         let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
+        let sids_changed = !config.local_sids().eq(self.config.local_sids());
         let templates_changed =
             templates_differ(&self.config.underlay, &config.underlay) || options_differ(&self.config, &config);
         self.config = config;
@@ -80,6 +81,9 @@ impl GatewayControl {
         if addresses_changed {
             let underlay = &self.config.underlay;
             self.next_hops.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
+        }
+        if sids_changed {
+            self.next_hops.set_sids(self.config.local_sids());
         }
         self.underlay_version += u64::from(templates_changed);
         let (gone, back) = self.bfd.install(&self.config, &self.places, &self.next_hops);
@@ -90,13 +94,16 @@ impl GatewayControl {
 
         let mut layout = Layout::clone(&self.layout);
         let vrfs = self.router.number_vrfs(&self.config, now);
-        layout.update(&self.config, &self.places, &vrfs, ports, self.workers);
+        self.filters.install(&self.config, &self.places, &vrfs, now);
+        layout.update(&self.config, &self.places, &vrfs, &self.filters, ports, self.workers);
         self.bfd.trim(&mut layout, &self.places);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);
         // Nothing resolved their next hops for them while they were learned.
         promoted.into_iter().for_each(|index| self.refresh_remote(index));
         self.remove_lost_learned(&removed.segments, now);
+        self.forget_unused_paths();
+        self.update_max_frames(|_| true);
         self.update_next_hops();
         self.publish();
         self.publish_known_hosts();
@@ -149,19 +156,17 @@ impl GatewayControl {
         removed
     }
 
-    /// Brings the configured remotes and their routes up to date.
+    /// Brings the configured remotes and their routes up to date, except for [`Remote::max_frame`].
     fn place_remotes(&mut self, templates_changed: bool) {
         let Self { config, places, list, routes, next_hops, learned, .. } = self;
         let mut changed = Vec::new();
         for (segment, place) in config.segments.iter().zip(&places.segments) {
             for (remote, index) in segment.remotes.iter().zip(&place.remotes) {
                 let at = *index as usize;
-                let next_hop = next_hops.next_hop(remote.address);
-                let max_frame = max_frame(&config.underlay, self.underlay_mtu, Some(segment), remote.address);
+                let next_hop = next_hops.next_hop(segment.destination(remote.address));
                 let same = |it: &Remote| it.address == remote.address && it.segment == place.index;
                 let known = list.get(at).is_some_and(same);
                 if let (Some(it), Some(route), true) = (list.get_mut(at), routes.get_mut(at), known) {
-                    it.max_frame = max_frame;
                     it.sequence = segment.new_sequence().map(|new| it.sequence.take().unwrap_or(new));
                     if route.local != remote.local || route.next_hop != next_hop || templates_changed {
                         (route.local, route.next_hop) = (remote.local, next_hop);
@@ -169,8 +174,8 @@ impl GatewayControl {
                     }
                     continue;
                 }
-                let new = Remote::new(remote.address, place.index, max_frame, Some(segment));
-                let route = Route { local: remote.local, next_hop, mac: None };
+                let new = Remote::new(remote.address, place.index, 0, Some(segment));
+                let route = Route::new(remote.local, next_hop);
                 put(list, at, new);
                 put(routes, at, route);
                 changed.push(*index);
@@ -179,7 +184,6 @@ impl GatewayControl {
         for index in learned.indices() {
             let Some(remote) = list.get_mut(index as usize) else { continue };
             let segment = places.position(remote.segment).and_then(|at| config.segments.get(at));
-            remote.max_frame = max_frame(&config.underlay, self.underlay_mtu, segment, remote.address);
             let sequence = segment.and_then(SegmentConfig::new_sequence);
             remote.sequence = sequence.map(|new| remote.sequence.take().unwrap_or(new));
             changed.extend(templates_changed.then_some(index));
@@ -209,7 +213,7 @@ impl GatewayControl {
     fn remove_lost_learned(&mut self, removed: &HashSet<u16>, now: u32) {
         let learned: Vec<u32> = self.learned.indices().collect();
         // Of segments without identifier, another one may have the remote now.
-        let without_id = self.config.segments.iter().filter(|it| it.vni.is_none());
+        let without_id = self.config.segments.iter().filter(|it| it.vni.is_none() && it.sids().is_none());
         let configured: HashSet<(TunnelId, IpAddr)> =
             without_id.flat_map(|it| it.remotes.iter().map(|remote| (it.tunnel_id(), remote.address))).collect();
         for index in learned {
@@ -223,7 +227,8 @@ impl GatewayControl {
             let local = settings.filter(accepts).and_then(|settings| {
                 settings.locals.iter().copied().find(|local| local.is_ipv4() == address.is_ipv4())
             });
-            let next_hop = self.next_hops.next_hop(address);
+            let destination = settings.map_or(address, |settings| settings.destination(address));
+            let next_hop = self.next_hops.next_hop(destination);
             let (Some(local), true, true) = (local, next_hop.is_some(), self.layout.underlay.can_be_remote(address))
             else {
                 self.remove_remote(index, now);

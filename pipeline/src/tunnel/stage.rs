@@ -3,10 +3,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::reassembly::Reassembler;
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
@@ -14,12 +16,14 @@ use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
+use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
+use super::reassembly::EXPIRY_INTERVAL;
 use super::router::{Hops, RouteScratch, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
 use crate::route::RouteTables;
-use crate::table::{Fdb, Key};
+use crate::table::{Fdb, Key, NO_DESTINATION};
 use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
 
@@ -33,6 +37,8 @@ pub enum PuntCode {
     Host,
     /// A BFD packet of a known pair of addresses.
     Bfd,
+    /// An ICMP error about a tunnel packet that is longer than the MTU of a router.
+    TooBig,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
     /// An ARP or ND message for the router of a segment. The packet has a tag with the segment.
@@ -54,6 +60,7 @@ impl PuntCode {
             Self::RouterHost => 2,
             Self::Route => 3,
             Self::Bfd => 4,
+            Self::TooBig => 5,
             Self::Unresolved(remote) => remote | Self::UNRESOLVED,
         }
     }
@@ -66,6 +73,7 @@ impl PuntCode {
             2 => Self::RouterHost,
             3 => Self::Route,
             4 => Self::Bfd,
+            5 => Self::TooBig,
             code => Self::Unresolved(code & !Self::UNRESOLVED),
         }
     }
@@ -92,6 +100,8 @@ pub struct GatewayTables {
     pub(super) known_hosts: Arc<Shared<KnownHosts>>,
     /// Replies to solicitations of the gateway.
     pub(super) expected_replies: Arc<ExpectedReplies>,
+    /// Identifications of fragmented tunnel packets.
+    pub(super) fragment_ids: Arc<FragmentIds>,
 }
 
 impl fmt::Debug for GatewayTables {
@@ -104,8 +114,10 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies } = self;
-        View { layout: layout.read(guard), remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies }
+        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids } =
+            self;
+        let layout = layout.read(guard);
+        View { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids }
     }
 }
 
@@ -121,6 +133,7 @@ pub(super) struct View<'g> {
     pub(super) claims: &'g ArrayQueue<Claim>,
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
+    pub(super) fragment_ids: &'g FragmentIds,
 }
 
 /// The gateway stage of one worker.
@@ -149,14 +162,17 @@ pub(super) struct StageState {
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
+    /// Fragments of tunnel packets that wait for others.
+    pub(super) reassembler: Box<Reassembler>,
 }
 
 /// Arrays that one pass over a batch fills for the next. They are reused, because clearing them for each
 /// batch would cost as much as a header.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Keys of the destinations.
+    /// Keys of the destinations, with what [`crate::table::HashTable::prepare`] returned for them.
     pub(super) keys: [Key; BATCH],
+    pub(super) hashes: [u32; BATCH],
     pub(super) flows: [Flow; BATCH],
     /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
@@ -187,7 +203,7 @@ pub(super) struct KnownSource {
 }
 
 impl KnownSource {
-    const NONE: Self = Self { key: Key::from_u64(0), destination: 0, generation: 0, second: 0 };
+    const NONE: Self = Self { key: Key::from_u64(0), destination: NO_DESTINATION, generation: 0, second: 0 };
 
     /// Invalidates the source if the table has changed or a new second has begun, in which it must be
     /// refreshed.
@@ -214,12 +230,14 @@ impl Gateway {
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],
+                hashes: [0; BATCH],
                 flows: [Flow::default(); BATCH],
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],
                 attachments: [0; BATCH],
                 router: RouteScratch::default(),
             }),
+            reassembler: Box::default(),
         };
         Self { tables, state }
     }
@@ -266,6 +284,17 @@ impl Stage for Gateway {
         match context.in_port() {
             Some(port) => self.process_from(context, batch, port),
             None => self.process_mixed(context, batch),
+        }
+    }
+
+    fn timer_interval(&self) -> Option<Duration> {
+        Some(EXPIRY_INTERVAL)
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>) {
+        let Self { tables, state } = self;
+        if !state.reassembler.is_empty() {
+            tables.view(context.guard()).expire_fragments(state, context);
         }
     }
 }

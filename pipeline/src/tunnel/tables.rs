@@ -12,7 +12,9 @@ use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 
 use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
+use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
+use super::kinds::srv6::Behaviour;
 use super::kinds::{Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
@@ -84,6 +86,8 @@ pub struct Underlay {
     pub v6: Vec<Ipv6Addr>,
     /// The gateway's addresses with their networks.
     pub networks: Vec<Prefix>,
+    /// The gateway's SIDs, which are destinations of tunnel packets only, with what it does there.
+    pub sids: HashMap<Ipv6Addr, Behaviour>,
     /// Kinds of tunnels that the segments use. The first one is the default, which has the fast path.
     pub kinds: Vec<ActiveKind>,
     /// Received packets of the default kind on the fast path.
@@ -95,6 +99,8 @@ pub struct Underlay {
     pub copied_class: u8,
     /// If true, tunnel packets over IPv6 with UDP checksum 0 are accepted (RFC 6935).
     pub accept_zero_checksum6: bool,
+    /// If true, fragments of tunnel packets are joined.
+    pub reassembly: bool,
     /// MTU of the underlay port in bytes.
     pub mtu: u16,
 }
@@ -122,11 +128,13 @@ impl Underlay {
             v4,
             v6,
             networks: config.addresses.clone(),
+            sids: segments.iter().filter_map(SegmentConfig::sids).map(|sids| (sids.local, sids.behaviour)).collect(),
             plain: PlainPackets::new(&kinds),
             kinds,
             source_ports: (first, u32::from(last - first) + 1),
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },
             accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
+            reassembly: config.reassembly,
             mtu,
         }
     }
@@ -138,12 +146,18 @@ impl Underlay {
         first.wrapping_add(((u64::from(entropy) * u64::from(count)) >> 32) as u16)
     }
 
-    /// Returns whether an address belongs to the gateway.
+    /// Returns whether an address belongs to the gateway, as one of its addresses or SIDs.
     pub fn has_address(&self, ip: IpAddr) -> bool {
         match ip {
             IpAddr::V4(ip) => self.v4.contains(&ip),
-            IpAddr::V6(ip) => self.v6.contains(&ip),
+            IpAddr::V6(ip) => self.v6.contains(&ip) || self.sids.contains_key(&ip),
         }
+    }
+
+    /// Returns the SID of the gateway with this address, and its behaviour.
+    pub fn find_sid(&self, ip: IpAddr) -> Option<(Ipv6Addr, Behaviour)> {
+        let IpAddr::V6(ip) = ip else { return None };
+        self.sids.get(&ip).map(|behaviour| (ip, *behaviour))
     }
 
     /// Returns whether a VTEP can have this address: a unicast address of another host, which is neither the
@@ -162,6 +176,8 @@ pub struct Segment {
     pub kind: &'static TunnelKind,
     /// Network identifier in tunnel headers, if they have one.
     pub vni: Option<u32>,
+    /// SID of the gateway for the segment, if the kind has SIDs.
+    pub sid: Option<Ipv6Addr>,
     /// Payload of its tunnels.
     pub payload: Payload,
     /// Indices of the segment's attachments.
@@ -176,6 +192,8 @@ pub struct Segment {
     pub clamp_mss: bool,
     /// Configured MTU of the segment in bytes.
     pub(super) mtu: Option<u16>,
+    /// Rules for the frames that enter the segment.
+    pub(super) filter: Option<Arc<Filter>>,
     /// Router of the segment.
     pub router: Option<Interface>,
     /// If true, frames from VTEPs that are not configured are accepted.
@@ -183,7 +201,7 @@ pub struct Segment {
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
     /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or an IP packet is
-    /// the payload, which ports do not segment.
+    /// the payload, or ports do not segment tunnels of the kind.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -203,6 +221,12 @@ impl Segment {
         self.storm_control.limits()
     }
 
+    /// Returns whether frames that enter the segment take the slow path, which mirrors and filters them.
+    #[inline]
+    pub(super) fn is_inspected(&self) -> bool {
+        self.mirror.is_some() || self.filter.is_some()
+    }
+
     /// Returns whether the segment is a layer-3 tunnel.
     pub fn is_routed_tunnel(&self) -> bool {
         self.payload == Payload::Ip
@@ -210,7 +234,7 @@ impl Segment {
 
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
-        TunnelId { kind: self.kind.number(), id: self.vni }
+        TunnelId { kind: self.kind.number(), id: self.vni, sid: self.sid }
     }
 }
 
@@ -300,10 +324,12 @@ pub struct Layout {
     pub attachments: Vec<Attachment>,
     /// True if a segment watches ARP and ND messages.
     pub(super) watches_neighbours: bool,
-    /// True if a segment has a mirror.
-    pub(super) has_mirrors: bool,
+    /// True if a segment has a mirror or a filter.
+    pub(super) inspects: bool,
     /// True if a segment lowers the MSS of TCP connections.
     pub(super) clamps_mss: bool,
+    /// Number of workers.
+    workers: usize,
     /// Role of each port.
     roles: Vec<Role>,
     /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
@@ -324,8 +350,9 @@ impl Layout {
             segments: Vec::new(),
             attachments: Vec::new(),
             watches_neighbours: false,
-            has_mirrors: false,
+            inspects: false,
             clamps_mss: false,
+            workers: 1,
             roles: Vec::new(),
             vnis: HashMap::new(),
             in_use: HashSet::new(),
@@ -339,13 +366,16 @@ impl Layout {
         config: &GatewayConfig,
         places: &Places,
         vrfs: &[u16],
+        filters: &Filters,
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, watches_neighbours, has_mirrors, clamps_mss, roles, vnis, in_use } =
-            self;
+        self.workers = workers;
+        let Self {
+            underlay, segments, attachments, watches_neighbours, inspects, clamps_mss, roles, vnis, in_use, ..
+        } = self;
         *clamps_mss = config.segments.iter().any(|segment| segment.clamp_mss);
-        *has_mirrors = config.segments.iter().any(|segment| segment.mirror.is_some());
+        *inspects = config.segments.iter().any(|segment| segment.mirror.is_some() || !segment.filter.is_empty());
         *watches_neighbours = config.segments.iter().any(|segment| segment.suppression.enabled);
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
@@ -355,7 +385,10 @@ impl Layout {
         let mut removed = std::mem::take(in_use);
         vnis.clear();
         let routers = interfaces(config, vrfs, underlay.mac);
-        for ((segment, place), router) in config.segments.iter().zip(&places.segments).zip(routers) {
+        for ((segment, place), mut router) in config.segments.iter().zip(&places.segments).zip(routers) {
+            if let Some(router) = &mut router {
+                router.filter = filters.get(FilterOwner::Vrf(router.vrf));
+            }
             let id = segment.tunnel_id();
             for (attachment, index) in segment.attachments.iter().zip(&place.attachments) {
                 let Some(port) = ports.get(attachment.port) else { continue };
@@ -377,6 +410,7 @@ impl Layout {
             let new = Segment {
                 kind: segment.kind,
                 vni: id.id,
+                sid: id.sid,
                 payload: segment.payload,
                 attachments: place.attachments.clone(),
                 remotes: place.remotes.clone(),
@@ -384,9 +418,12 @@ impl Layout {
                 inner_vlans: segment.inner_vlans,
                 clamp_mss: segment.clamp_mss,
                 mtu: segment.mtu,
+                filter: filters.get(FilterOwner::Segment(place.index)),
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-                cuts_superframes: segment.is_routed_tunnel() || segment.header().variable.differ_in_superframes(),
+                cuts_superframes: segment.is_routed_tunnel()
+                    || !segment.kind.ports_segment
+                    || segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,
@@ -407,9 +444,14 @@ impl Layout {
             if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
-                (segment.neighbour_suppression, segment.mirror) = (false, None);
+                (segment.neighbour_suppression, segment.mirror, segment.filter) = (false, None, None);
             }
         }
+    }
+
+    /// Number of workers.
+    pub(super) fn workers(&self) -> usize {
+        self.workers
     }
 
     /// Returns the counters of a segment that the thread with this index writes.
@@ -426,6 +468,15 @@ impl Layout {
         let removed = if segment.is_routed_tunnel() { packets * ETHERNET_LEN } else { 0 };
         if let Some(counters) = segment.counters.get(thread) {
             counters.overlay_tx.add(packets, bytes.saturating_sub(removed));
+        }
+    }
+
+    /// Returns the attachment of a packed [`Destination`]; `None` if it is another place.
+    #[inline(always)]
+    pub(super) fn attachment_of_destination(&self, destination: u32) -> Option<&Attachment> {
+        match Destination::unpack(destination) {
+            Destination::Attachment(index) => self.attachments.get(index as usize),
+            Destination::Remote(_) | Destination::Router => None,
         }
     }
 
@@ -541,8 +592,10 @@ pub struct Remote {
     pub address: IpAddr,
     /// Index of the segment.
     pub segment: u16,
-    /// Maximum length of an inner frame in bytes.
+    /// Maximum length of an inner frame in bytes, whose tunnel packet the path takes.
     pub max_frame: usize,
+    /// Maximum length of an inner frame whose tunnel packet is sent as fragments; 0 if the segment sends none.
+    pub max_fragmented: usize,
     /// State of the next hop.
     pub next_hop: NextHop,
     /// Next sequence number in tunnel headers, if they have one. All workers take their numbers from it.
@@ -553,7 +606,13 @@ impl Remote {
     /// Creates a remote whose next hop is not resolved. `config` has the settings of its segment.
     pub(super) fn new(address: IpAddr, segment: u16, max_frame: usize, config: Option<&SegmentConfig>) -> Self {
         let sequence = config.and_then(SegmentConfig::new_sequence);
-        Self { address, segment, max_frame, next_hop: NextHop::Resolving, sequence }
+        let max_fragmented = config.map_or(0, SegmentConfig::longest_fragmented);
+        Self { address, segment, max_frame, max_fragmented, next_hop: NextHop::Resolving, sequence }
+    }
+
+    /// Maximum length of an inner frame in bytes.
+    pub fn longest_frame(&self) -> usize {
+        self.max_frame.max(self.max_fragmented)
     }
 }
 
@@ -566,19 +625,36 @@ pub struct Remotes {
     pub decapsulated_by_nic: bool,
     /// Remotes by identifier of the segment and address.
     sources: RemoteMap,
+    /// Remotes of the segments with SIDs, by SID and address.
+    sources_by_sid: HashMap<(Ipv6Addr, IpAddr), u32>,
 }
 
 impl Remotes {
+    /// Returns the remote of a packed [`Destination`]; `None` if it is another place.
+    #[inline(always)]
+    pub(super) fn of_destination(&self, destination: u32) -> Option<&Remote> {
+        match Destination::unpack(destination) {
+            Destination::Remote(index) if destination != crate::table::NO_DESTINATION => self.list.get(index as usize),
+            _ => None,
+        }
+    }
+
     /// Creates the remotes from a list. `id` returns the identifier of a segment in tunnel headers.
     pub fn new(list: Vec<Remote>, id: impl Fn(u16) -> TunnelId) -> Self {
         let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address)));
-        Self { list, decapsulated_by_nic: false, sources }
+        let used = (0..).zip(&list).filter(|(_, remote)| !remote.address.is_unspecified());
+        let by_sid = |(index, remote): (u32, &Remote)| Some(((id(remote.segment).sid?, remote.address), index));
+        let sources_by_sid = used.filter_map(by_sid).collect();
+        Self { list, decapsulated_by_nic: false, sources, sources_by_sid }
     }
 
     /// Returns the index of the remote with this segment and outer source address.
     #[inline(always)]
     pub fn find_source(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
-        self.sources.find(id, address)
+        match id.sid {
+            None => self.sources.find(id, address),
+            Some(sid) => self.sources_by_sid.get(&(sid, address)).copied(),
+        }
     }
 }
 
@@ -595,7 +671,8 @@ impl RemoteMap {
         let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
         for (index, (id, address)) in remotes.enumerate() {
-            if address.is_unspecified() {
+            // Those of segments with SIDs have a map of their own.
+            if address.is_unspecified() || id.sid.is_some() {
                 continue;
             }
             let (key, bits) = Self::key(id, address);
@@ -662,6 +739,7 @@ mod tests {
             address: address.parse().unwrap(),
             segment,
             max_frame: 1500,
+            max_fragmented: 0,
             next_hop: NextHop::Resolving,
             sequence: None,
         };
@@ -669,13 +747,23 @@ mod tests {
         for i in 0..1000u32 {
             list.push(remote(2, &Ipv4Addr::from(0x0b00_0000 + i).to_string()));
         }
-        let id = |segment: u16| TunnelId { kind: 0, id: (segment != 1).then(|| u32::from(segment) + 100) };
+        let sid = |segment| (segment >= 3).then(|| Ipv6Addr::from_bits(0xfc00 << 112 | u128::from(segment)));
+        let id = |segment: u16| TunnelId {
+            kind: 0,
+            id: (segment != 1 && segment < 3).then(|| u32::from(segment) + 100),
+            sid: sid(segment),
+        };
+        // Segments with SIDs may have the same remotes.
+        list.extend([remote(3, "fd00::1"), remote(4, "fd00::1"), remote(4, "fd00::2")]);
         let remotes = Remotes::new(list.clone(), id);
         for (i, r) in list.iter().enumerate() {
             assert_eq!(remotes.find_source(id(r.segment), r.address), Some(i as u32));
-            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99) }, r.address), None);
-            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0) }, r.address), None);
-            assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99), sid: None }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0), sid: None }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: None, sid: sid(9) }, r.address), None);
+            if r.segment < 3 {
+                assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
+            }
         }
         assert_eq!(Remotes::new(Vec::new(), id).find_source(id(0), list[0].address), None);
     }
@@ -689,11 +777,13 @@ mod tests {
             v4: Vec::new(),
             v6: Vec::new(),
             networks: Vec::new(),
+            sids: HashMap::new(),
             kinds: Vec::new(),
             plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,
+            reassembly: true,
             mtu: 1500,
         };
         assert_eq!((underlay.source_port(0), underlay.source_port(u32::MAX)), (49152, 65535));

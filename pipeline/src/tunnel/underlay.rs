@@ -5,6 +5,7 @@
 //! conflicts (RFC 5227, RFC 4862). Frames have no underlay VLAN tag here and lie in one buffer. The caller
 //! limits their rate.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -204,6 +205,9 @@ impl HostOutcome {
 #[derive(Debug)]
 pub struct UnderlayHost {
     addresses: Addresses,
+    /// SIDs of the gateway. It answers solicitations for them, and does not announce them: usually a route leads to
+    /// them.
+    sids: HashSet<Ipv6Addr>,
     parser: Parser,
     /// Time of the last defence of an address.
     last_defence: Option<Millis>,
@@ -215,7 +219,8 @@ const DEFEND_INTERVAL: Millis = 10_000;
 impl UnderlayHost {
     /// Creates a host with these addresses.
     pub fn new(addresses: Addresses) -> Self {
-        Self { addresses, parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() }, last_defence: None }
+        let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
+        Self { addresses, sids: HashSet::new(), parser, last_defence: None }
     }
 
     /// Returns the host's addresses.
@@ -226,6 +231,16 @@ impl UnderlayHost {
     /// Changes the host's IP addresses and next hops.
     pub fn set_addresses(&mut self, addresses: Vec<Prefix>, gateways: Vec<IpAddr>) {
         (self.addresses.addresses, self.addresses.gateways) = (addresses, gateways);
+    }
+
+    /// Changes the host's SIDs.
+    pub fn set_sids(&mut self, sids: impl Iterator<Item = Ipv6Addr>) {
+        self.sids = sids.collect();
+    }
+
+    /// Returns whether an address belongs to the host, as one of its addresses or SIDs.
+    fn has(&self, ip: IpAddr) -> bool {
+        self.addresses.has(ip) || matches!(ip, IpAddr::V6(ip) if self.sids.contains(&ip))
     }
 
     /// Changes the host's Ethernet address.
@@ -268,11 +283,11 @@ impl UnderlayHost {
             // The gateway's own frame came back.
             return HostOutcome::refused(DropReason::NotForUs);
         }
-        if self.addresses.has(sender) {
+        if self.has(sender) {
             return self.conflict(sender, packet.sender_mac, now);
         }
         let gratuitous = packet.sender_ip == packet.target_ip;
-        let for_us = self.addresses.has(IpAddr::V4(packet.target_ip));
+        let for_us = self.has(IpAddr::V4(packet.target_ip));
         let how = if gratuitous {
             NdEvent::Announcement
         } else if packet.operation == arp::Operation::REPLY && packet.target_mac == self.addresses.mac {
@@ -308,7 +323,7 @@ impl UnderlayHost {
         }
         match *message {
             ndp::Repr::Solicitation { target, source } => {
-                let ours = self.addresses.has(IpAddr::V6(target));
+                let ours = self.has(IpAddr::V6(target));
                 if !ours || (dst != target && dst != wirepath_wire::ipv6::solicited_node(target)) {
                     return HostOutcome::refused(DropReason::NotForUs);
                 }
@@ -317,7 +332,7 @@ impl UnderlayHost {
                     // A host is about to use the gateway's address (RFC 4862 section 5.4.3). The
                     // advertisement to all nodes prevents this.
                     outcome.conflict = Some((IpAddr::V6(target), from));
-                } else if self.addresses.has(IpAddr::V6(src)) {
+                } else if self.has(IpAddr::V6(src)) {
                     return self.conflict(IpAddr::V6(src), from, now);
                 } else if source.is_some() {
                     outcome.nd_event = Some((IpAddr::V6(src), source, NdEvent::Request));
@@ -332,7 +347,7 @@ impl UnderlayHost {
                 outcome
             }
             ndp::Repr::Advertisement { target, flags, address } => {
-                if self.addresses.has(IpAddr::V6(target)) {
+                if self.has(IpAddr::V6(target)) {
                     return self.conflict(IpAddr::V6(target), address.unwrap_or(from), now);
                 }
                 let (solicited, overrides) = (flags & ndp::FLAG_SOLICITED != 0, flags & ndp::FLAG_OVERRIDE != 0);
@@ -421,6 +436,26 @@ mod tests {
             assert_eq!(poll[..6], PEER.0);
             assert!(matches!(peer.handle(&poll, 0).reply, HostReply::Frame(_)));
         }
+    }
+
+    /// A host solicits a SID if a prefix of the link has it.
+    #[test]
+    fn solicitations_for_sids_are_answered() {
+        let mut us = us();
+        for sid in ["fd00:9::100", "fc00::100"] {
+            let solicitation = addresses(PEER, "2").solicitation(ip(sid), None).unwrap();
+            us.set_sids([].into_iter());
+            assert_eq!(us.handle(&solicitation, 0), HostOutcome::refused(DropReason::NotForUs));
+            us.set_sids([sid.parse().unwrap()].into_iter());
+            let HostReply::Frame(reply) = us.handle(&solicitation, 0).reply else { panic!() };
+            let mut peer = UnderlayHost::new(addresses(PEER, "2"));
+            assert_eq!(peer.handle(&reply, 0).nd_event, Some((ip(sid), Some(US), ASKED)));
+            // Another host that uses the SID.
+            let twin = addresses(PEER, "2").announcement(ip(sid));
+            assert_eq!(us.handle(&twin, 0).conflict, Some((ip(sid), PEER)));
+        }
+        // The SIDs are not announced.
+        assert_eq!(us.addresses().addresses.len(), 2);
     }
 
     #[test]

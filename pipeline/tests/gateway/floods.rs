@@ -201,15 +201,20 @@ fn solicitations_and_advertisements() {
 
 #[test]
 fn datagrams_connections_and_icmp_errors() {
-    let kinds: [fn(u32) -> Vec<u8>; 4] = [
-        |n| datagram(Ipv4Addr::from_bits(n)),
-        |n| syn(Ipv4Addr::from_bits(n)),
-        |n| icmp4(Ipv4Addr::from_bits(n), icmpv4::Type::DESTINATION_UNREACHABLE, 64),
-        |n| icmp6(Ipv6Addr::from_bits((0xfd01 << 112) | (u128::from(n) + 1)), icmpv6::Type::PACKET_TOO_BIG, 64),
+    let not_for_us = DropReason::NotForUs;
+    type Flood = (fn(u32) -> Vec<u8>, DropReason);
+    let kinds: [Flood; 4] = [
+        (|n| datagram(Ipv4Addr::from_bits(n)), not_for_us),
+        (|n| syn(Ipv4Addr::from_bits(n)), not_for_us),
+        (|n| icmp4(Ipv4Addr::from_bits(n), icmpv4::Type::DESTINATION_UNREACHABLE, 64), not_for_us),
+        (
+            |n| icmp6(Ipv6Addr::from_bits((0xfd01 << 112) | (u128::from(n) + 1)), icmpv6::Type::PACKET_TOO_BIG, 64),
+            DropReason::BadIcmpQuote,
+        ),
     ];
-    for make in kinds {
+    for (make, reason) in kinds {
         let lab = tunnels_survive(make);
-        assert_eq!(lab.dropped(DropReason::NotForUs), 800_000, "{:?}", lab.stepped.drops());
+        assert_eq!(lab.dropped(reason), 800_000, "{:?}", lab.stepped.drops());
     }
 }
 

@@ -62,8 +62,14 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
 ",
     )
     .frames;
-    let kinds: [(&str, Option<u32>, &[u8], &str); 7] = [
+    let kinds: [(&str, Option<u32>, &[u8], &str); 8] = [
         ("geneve", Some(42), &[], "UDP(sport=50000, dport=6081)/GENEVE(vni=42, proto=proto)"),
+        (
+            "vxlan-gpe",
+            Some(42),
+            &[],
+            "UDP(sport=50000, dport=4790)/VXLAN(vni=42, flags='Instance+NextProtocol', NextProtocol=proto)",
+        ),
         ("gre", None, &[], "GRE(proto=proto)"),
         ("gre", Some(7), &[], "GRE(proto=proto, key_present=1, key=7)"),
         ("gre", None, &[0x80], "GRE(proto=proto, chksum_present=1)"),
@@ -86,7 +92,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
             for (n, packet) in inner.iter().map(|inner| tunnelled(&template, inner)).enumerate() {
                 ours.push(packet);
                 // Without UDP ports, the flow label is entropy (RFC 6438).
-                let label = if name == "geneve" { 0 } else { 0xa_bcde };
+                let label = if ["geneve", "vxlan-gpe"].contains(&name) { 0 } else { 0xa_bcde };
                 script += &format!(
                     "proto, protocol = {}\n\
                      outer = IPv6(src='fd00:9::1', dst='fd00:9::2', hlim=64, tc=0xb9, fl={label}, nh=protocol) if {} \
@@ -95,6 +101,8 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
                     match (name, n) {
                         ("geneve", 0) => "0x0800, 17",
                         ("geneve", _) => "0x86dd, 17",
+                        ("vxlan-gpe", 0) => "1, 17",
+                        ("vxlan-gpe", _) => "2, 17",
                         ("gre", 0) => "0x0800, 47",
                         ("gre", _) => "0x86dd, 47",
                         (_, 0) => "0, 4",
@@ -107,7 +115,7 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
         }
     }
     let theirs = oracle::scapy(&none, &script).frames;
-    assert_eq!(ours.len(), 28);
+    assert_eq!(ours.len(), 32);
     for (n, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
         assert_eq!(hex(ours), hex(theirs), "packet {n}");
     }
@@ -118,17 +126,22 @@ emit(IPv6(src='fd00:1::5', dst='fd00:1::6')/UDP(sport=1, dport=2)/b'abcd')
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Local hosts in a segment with a router, and a tunnel of `keys` to a remote.
+/// Local hosts in a segment with a router, and a tunnel of `keys` with an MTU of 1400 to a remote.
 fn tunnel(keys: &str, remote: &str) -> (Lab, UnderlayHost) {
+    tunnel_of(keys, remote, "mtu = 1400")
+}
+
+/// Local hosts in a segment with a router, and a tunnel of `keys` and `more` of them to a remote.
+pub(crate) fn tunnel_of(keys: &str, remote: &str, more: &str) -> (Lab, UnderlayHost) {
     let text = format!(
         "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
          [[segment]]\nname = 'lan'\nports = [{{ port = 'lan' }}]\naddresses = ['10.1.0.1/24', 'fd01::1/64']\n\
          [[segment]]\nname = 'tunnel'\n{keys}\nremotes = ['{remote}']\naddresses = ['10.255.0.1/30', 'fdff::1/64']\n\
-         mtu = 1400\n\
+         {more}\n\
          [[vrf]]\nname = 'default'\nroutes = [{{ to = '10.2.0.0/16', next_hops = [{{ segment = 'tunnel' }}] }},\n\
          {{ to = 'fd02::/64', via = ['fdff::2'] }}]\n"
     );
@@ -140,7 +153,7 @@ fn tunnel(keys: &str, remote: &str) -> (Lab, UnderlayHost) {
 }
 
 /// Runs the control thread; the local host answers ARP and ND. Returns all other frames.
-fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
+pub(crate) fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
     let mut sent = Vec::new();
     for _ in 0..4 {
         for (port, bytes) in lab.settle() {
@@ -158,7 +171,7 @@ fn settle(lab: &mut Lab, host: &mut UnderlayHost) -> Vec<(PortId, Vec<u8>)> {
 }
 
 /// Returns an IP packet with a UDP datagram of `len` bytes.
-fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+pub(crate) fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
     packet(HOST, HOST, src, dst, ttl, IpProtocol::UDP, &{
         let mut body = vec![0x5a; 8 + len];
         udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 }.emit(&mut body).unwrap();
@@ -168,18 +181,19 @@ fn ip_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
 }
 
 /// Returns an IP packet as the frame of a local host, or as the router's frame for it.
-fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
     let ethertype = if packet[0] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
     [&dst.0[..], &src.0, &ethertype.0.to_be_bytes(), packet].concat()
 }
 
 /// Kind, keys of the segment, identifier and options.
-const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 5] = [
+const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 6] = [
     ("geneve", "kind = 'geneve'\nvni = 42\npayload = 'ip'", Some(42), &[]),
     ("gre", "kind = 'gre'", None, &[]),
     ("gre", "kind = 'gre'\nvni = 7", Some(7), &[]),
     ("gre", "kind = 'gre'\nvni = 7\ngre = { checksum = true, sequence = true }", Some(7), &[0x90]),
     ("ipip", "kind = 'ipip'", None, &[]),
+    ("vxlan-gpe", "kind = 'vxlan-gpe'\nvni = 42\npayload = 'ip'", Some(42), &[]),
 ];
 
 /// Returns the tunnel packet that carries an IP packet to the gateway.
@@ -284,7 +298,11 @@ fn hostile_tunnel_packets_are_dropped_by_reason() {
             u16::from_be_bytes([stranger[28], stranger[29]]),
         );
         stranger[24..26].copy_from_slice(&sum.to_be_bytes());
-        let reason = if kind.0 == "geneve" { DropReason::BadL4Checksum } else { DropReason::UnknownRemote };
+        let reason = if ["geneve", "vxlan-gpe"].contains(&kind.0) {
+            DropReason::BadL4Checksum
+        } else {
+            DropReason::UnknownRemote
+        };
         refuse(&mut lab, &mut host, &stranger, reason);
         // An inner packet that is cut off.
         let at = good.len() - 68;

@@ -166,3 +166,43 @@ fn kinds_side_by_side() {
         );
     }
 }
+
+#[test]
+fn vxlan_gpe_carries_ethernet_frames() {
+    let header = |flags: u8, next: u8| [flags, 0, 0, next, 0, 0, 42, 0];
+    for remote in ["10.9.0.2", "fd00:9::2"] {
+        let mut lab = Lab::of("kind = 'vxlan-gpe'", &format!("remotes = ['{remote}']")).with_peer();
+        lab.settle();
+        let to_gateway = |header: [u8; 8]| {
+            let mut bytes = packet(remote, &header, &frame(HOST, FAR));
+            // The port of VXLAN-GPE in place of that of GENEVE, and a checksum that is still right over IPv6.
+            let udp = if remote.contains('.') { 34 } else { 54 };
+            let sum = u16::from_be_bytes([bytes[udp + 6], bytes[udp + 7]]);
+            bytes[udp + 2..udp + 4].copy_from_slice(&4790u16.to_be_bytes());
+            if sum != 0 {
+                let sum = checksum::update(sum, geneve::PORT, 4790);
+                bytes[udp + 6..udp + 8].copy_from_slice(&sum.to_be_bytes());
+            }
+            bytes
+        };
+        lab.send(WAN, &to_gateway(header(0x0c, 3)));
+        assert_eq!(lab.settle(), [(LAN, frame(HOST, FAR))], "{remote} {:?}", lab.stepped.drops());
+        let inner = frame(FAR, HOST);
+        let outer = sent(&mut lab, &inner);
+        assert_eq!(outer[outer.len() - inner.len() - 8..][..8], header(0x0c, 3));
+        let parsed = parse(&outer).unwrap();
+        assert_eq!((parsed.tunnel(), parsed.vni()), (Tunnel::VxlanGpe, Vni::new(42)));
+        for (header, reason) in [
+            (header(0x1c, 3), DropReason::TunnelVersion),
+            (header(0x0d, 3), DropReason::TunnelControl),
+            (header(0x08, 3), DropReason::TunnelFlags),
+            (header(0x0c, 1), DropReason::TunnelPayload),
+            (header(0x0c, 4), DropReason::TunnelPayload),
+            ([0x0c, 0, 0, 3, 0, 0, 43, 0], DropReason::UnknownVni),
+        ] {
+            let before = lab.dropped(reason);
+            lab.send(WAN, &to_gateway(header));
+            assert_eq!((lab.settle(), lab.dropped(reason)), (vec![], before + 1), "{:?}", lab.stepped.drops());
+        }
+    }
+}

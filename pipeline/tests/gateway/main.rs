@@ -1,6 +1,7 @@
 //! Tests of the gateway, with worker threads and step by step.
 
 mod bfd;
+mod filters;
 mod floods;
 mod gre;
 mod ip_payload;
@@ -8,10 +9,14 @@ mod kinds;
 mod lab;
 mod learned_remotes;
 mod link;
+mod outer_fragments;
+mod path_mtu;
+mod reassembly;
 mod reconfigure;
 mod routing;
 mod routing_fast;
 mod segments;
+mod srv6;
 mod stepped;
 mod suppression;
 mod threaded;

@@ -395,7 +395,8 @@ fn senders_of_oversized_packets_get_an_icmp_error() {
 
 #[test]
 fn packets_for_others_are_dropped_with_a_reason() {
-    let mut lab = lab(&["wan", "lan"], ONE).peer(2);
+    let text = ONE.replace("[underlay]\n", "[underlay]\nreassembly = false\n");
+    let mut lab = lab(&["wan", "lan"], &text).peer(2);
     lab.resolve(1);
     let us = lab.us;
     let inner = frame(HOST, FAR, 96, 0, 1);

@@ -36,6 +36,7 @@ fn reasons_of_the_application_appear_like_built_in_ones() {
     let pool = Pool::new("test", 2048).unwrap();
     let (runtime, mut a, mut b) = cables("reasons", 1, &pool);
     let spec = CaptureSpec {
+        segment: None,
         rx: false,
         tx: false,
         drops: true,

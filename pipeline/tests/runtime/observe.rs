@@ -14,7 +14,17 @@ const A: PortId = PortId::new(0);
 const B: PortId = PortId::new(1);
 
 fn everything() -> CaptureSpec {
-    CaptureSpec { rx: true, tx: true, drops: true, reason: None, port: None, pattern: None, snap: 65_535, rate: None }
+    CaptureSpec {
+        rx: true,
+        tx: true,
+        drops: true,
+        reason: None,
+        port: None,
+        segment: None,
+        pattern: None,
+        snap: 65_535,
+        rate: None,
+    }
 }
 
 /// Numbers of the frames that a capture has by now, by point.

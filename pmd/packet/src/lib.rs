@@ -24,6 +24,7 @@ mod meta;
 pub mod offload;
 mod pool;
 mod port_id;
+pub mod reassembly;
 pub mod registered;
 mod rx_burst;
 mod shared_segment;

@@ -39,10 +39,11 @@ pub fn parse_head(head: &[u8], len: usize, l4: Option<usize>) -> Option<Parsed> 
         let udp = udp_header(head, outer)?;
         let port = Some(u16::from_be_bytes([udp[2], udp[3]]));
         // Bytes 2 and 3 are the EtherType of the payload in GENEVE (RFC 8926 section 3.4), and zero in VXLAN
-        // (RFC 7348 section 5).
+        // (RFC 7348 section 5). In VXLAN-GPE, byte 3 is a small number (draft-ietf-nvo3-vxlan-gpe section 3).
         let ethertype = head.get(outer.l4() + 8 + 2..)?.first_chunk().copied().map(u16::from_be_bytes);
         let tunnels = match ethertype? {
             0 => Tunnels::NONE.with_vxlan(port),
+            1..=255 => Tunnels::NONE.with_vxlan_gpe(port),
             _ => Tunnels::NONE.with_geneve(port),
         };
         return Parser { tunnels, ..parser }.parse_chain(head, len).ok();

@@ -20,6 +20,7 @@ code! {
         DESTINATION_OPTIONS = 60 "destination options",
         SCTP = 132 "SCTP",
         UDP_LITE = 136 "UDP-Lite",
+        ETHERNET = 143 "Ethernet in IP",
     }
 }
 

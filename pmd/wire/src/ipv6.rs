@@ -74,7 +74,7 @@ impl<'a> View<'a> {
 
     /// Iterates over the extension headers, in order.
     pub fn extensions(&self) -> Extensions<'a> {
-        Extensions { next: self.next_header(), rest: self.payload, left: MAX_EXTENSIONS, later: false }
+        Extensions::new(self.next_header(), self.payload)
     }
 }
 
@@ -145,6 +145,12 @@ pub struct Extensions<'a> {
 }
 
 impl<'a> Extensions<'a> {
+    /// Iterates over the extension headers at the front of `bytes`, which follow a fixed IPv6 header. The first one has
+    /// the type `next`.
+    pub fn new(next: IpProtocol, bytes: &'a [u8]) -> Self {
+        Extensions { next, rest: bytes, left: MAX_EXTENSIONS, later: false }
+    }
+
     /// Returns the type of the header after the consumed ones.
     pub fn next_header(&self) -> IpProtocol {
         self.next

@@ -2,8 +2,8 @@
 //! never panic.
 //!
 //! - There is one module per protocol: [`ethernet`], [`vlan`], [`arp`], [`ipv4`], [`ipv6`], [`icmpv4`],
-//!   [`icmpv6`], [`ndp`], [`tcp`], [`udp`], [`esp`], [`gre`], [`mpls`], [`vxlan`], [`vxlan_gpe`] and
-//!   [`geneve`]. All have the same shape. `View` and `ViewMut` give access to the fields of bytes that one
+//!   [`icmpv6`], [`ndp`], [`tcp`], [`udp`], [`esp`], [`gre`], [`mpls`], [`vxlan`], [`vxlan_gpe`],
+//!   [`geneve`] and [`srh`]. All have the same shape. `View` and `ViewMut` give access to the fields of bytes that one
 //!   constructor has checked. `Repr` is the header as a plain value with `parse` and `emit`.
 //! - [`mod@parse`] walks a whole frame once and records where each header lies, inside a tunnel too. The
 //!   burst path uses it, and lays views over the offsets that it found.
@@ -60,6 +60,7 @@ pub mod mpls;
 pub mod ndp;
 pub mod parse;
 pub mod segment;
+pub mod srh;
 pub mod tcp;
 pub mod tuple;
 pub mod udp;

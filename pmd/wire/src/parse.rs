@@ -5,8 +5,8 @@
 //! - A stack is Ethernet, up to two VLAN tags and an MPLS label stack. ARP, or IPv4 with options and
 //!   fragments, or IPv6 with extension headers follows. TCP, UDP, ICMP, ICMPv6, ESP or GRE ends it. Later
 //!   fragments have no layer-4 header, and no fragment has a tunnel.
-//! - A tunnel is VXLAN, VXLAN-GPE, GENEVE or MPLS on its UDP port, GRE, MPLS in GRE, IP in IP, or Ethernet
-//!   over MPLS over Ethernet. The inner stack starts with Ethernet or with IP.
+//! - A tunnel is VXLAN, VXLAN-GPE, GENEVE or MPLS on its UDP port, GRE, or MPLS in GRE. IP or Ethernet in IP, and
+//!   Ethernet over MPLS over Ethernet, are tunnels too. The inner stack starts with Ethernet or with IP.
 //! - The tunnel header at the end of the inner stack is parsed. What that tunnel carries is not.
 //!
 //! Only the first four bits tell what follows a label stack (RFC 4928 section 2): 4 is IPv4, 6 is IPv6, and

@@ -43,6 +43,7 @@
 //! are carried out one after the other. Each of `differences` has a `path`, and its value `before` and `after`;
 //! `omitted` is the number of those that are not listed. `notes` are lines for the operator.
 //! `capture` takes `"points"`, a list of `rx`, `tx` and `drops` (default: all); `"reason"` of drops; `"port"`;
+//! instead of points `"segment"`, whose frames are captured as they enter it, without tunnel headers;
 //! `"pattern"`, a pattern as in the text of a rule; `"snap"`, bytes of each packet; `"rate"`, packets per second; and
 //! its end: `"count"`, `"bytes"` and `"seconds"`. The first line of the answer has `format`. Each further line with
 //! `bytes` has that number of bytes behind it: whole blocks of one pcapng file. The last line, without `more`, has

@@ -19,7 +19,7 @@ use super::server::text;
 use crate::capture::{CaptureLimits, SocketCapture};
 
 pub(super) const CAPTURE_KEYS: &[&str] =
-    &["points", "reason", "port", "pattern", "snap", "rate", "count", "bytes", "seconds"];
+    &["points", "reason", "port", "segment", "pattern", "snap", "rate", "count", "bytes", "seconds"];
 pub(super) const TRACE_KEYS: &[&str] = &["port", "pattern", "count", "seconds"];
 
 /// Longest time of a capture or trace: ten years.
@@ -64,7 +64,13 @@ pub(super) fn capture(
         return Err("reason: only drops have one, and \"points\" does not contain \"drops\"".to_owned());
     }
     let (port, pattern) = selection(request, registry.plane.ports())?;
+    let segment = request.get("segment").map(|_| text(request, "segment")).transpose()?;
+    if segment.is_some() && request.contains_key("points") {
+        return Err("segment: its frames are captured as they enter it, so \"points\" has no meaning".to_owned());
+    }
+    let segment = segment.map(|name| registry.control.segment_number(name)).transpose()?;
     let spec = CaptureSpec {
+        segment,
         rx: points.contains(&"rx"),
         tx: points.contains(&"tx"),
         drops: points.contains(&"drops"),

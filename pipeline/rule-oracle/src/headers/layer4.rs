@@ -11,9 +11,10 @@ impl Stack {
         let left = self.end - at;
         let v4 = matches!(self.network, Network::Ipv4(_));
         match self.protocol {
-            4 | 41 if self.fragment != Fragment::No => return InnerStart::Nothing,
+            4 | 41 | 143 if self.fragment != Fragment::No => return InnerStart::Nothing,
             4 => return InnerStart::Ip(4, at),
             41 => return InnerStart::Ip(6, at),
+            143 => return InnerStart::Ethernet(at),
             // RFC 9293 section 3.1.
             6 => {
                 if left < 20 {

@@ -183,13 +183,13 @@ const SECOND: u64 = 1_000_000_000;
 impl RuleTable {
     /// Creates an empty table. `now` is in nanoseconds of [`crate::Context::now`].
     pub fn new(domain: &Domain, limits: RuleLimits, now: u64) -> Self {
-        /// Additions that a worker may lag behind before it flushes its cache.
-        const LOG_ENTRIES: usize = 1 << 16;
+        // Additions that a worker may lag behind before it flushes its cache.
+        let log_entries = limits.rules.next_power_of_two().clamp(64, 1 << 16);
         let limits =
             RuleLimits { rules: limits.rules.min(MAX_VALUE as usize / 2), masks: limits.masks.min(4096), ..limits };
         let mut masks = TupleSpace::new();
         let engine = Engine {
-            log: ChangeLog::new(LOG_ENTRIES),
+            log: ChangeLog::new(log_entries),
             view: Shared::new(domain, masks.all()),
             slab: Shared::new(domain, Slab::default()),
         };

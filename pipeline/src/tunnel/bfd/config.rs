@@ -158,9 +158,11 @@ impl BfdConfig {
     }
 }
 
-/// Iterates over local and remote address of all remotes.
+/// Iterates over local and remote address of all remotes. Those of segments with SIDs have no sessions: a path of SIDs
+/// can fail without the path to the remote's address.
 pub(super) fn sessions(segments: &[SegmentConfig]) -> impl Iterator<Item = (IpAddr, IpAddr)> {
-    segments.iter().flat_map(|segment| segment.remotes.iter().map(|remote| (remote.local, remote.address)))
+    let segments = segments.iter().filter(|segment| segment.kind.sids.is_none());
+    segments.flat_map(|segment| segment.remotes.iter().map(|remote| (remote.local, remote.address)))
 }
 
 /// Reads the backups of a segment with these remotes.

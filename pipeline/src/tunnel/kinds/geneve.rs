@@ -25,7 +25,7 @@ pub static KIND: TunnelKind = TunnelKind {
     header_len: geneve::HEADER_LEN,
     rule_tunnel: Some(tunnel::GENEVE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length: |header| Some(geneve::HEADER_LEN + usize::from(header.first()? & 0x3f) * 4),
     // Version 0, no options, no control packet, no critical options, Ethernet. Reserved bits are ignored.
     plain: Some(PlainHeader { mask: 0xffc0_ffff_0000_0000, value: 0x0000_6558_0000_0000 }),
@@ -37,7 +37,9 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GeneveOptLen, 0)
             .exact(Field::GeneveOam, 0)
     }),
+    ports_segment: true,
     settings: Some(KindSettings { table: &OPTIONS, read }),
+    sids: None,
 };
 
 /// Bit of an option's type that marks a critical option (section 3.5).
@@ -79,7 +81,7 @@ impl FromStr for Hex {
     }
 }
 
-fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
+fn read(segment: &Settings<'_>, _: Payload) -> Result<Box<[u8]>, ConfigError> {
     let mut options = Vec::new();
     segment.read_tables(&OPTIONS, |table| {
         let data = table.read(&DATA)?.map_or(Vec::new(), |data| data.0);

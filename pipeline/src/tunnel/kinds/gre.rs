@@ -25,11 +25,13 @@ pub static GRETAP: TunnelKind = TunnelKind {
     header_len: gre::HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length,
     plain: None,
     match_item: Some(match_item),
+    ports_segment: true,
     settings: Some(KindSettings { table: &SETTINGS, read }),
+    sids: None,
 };
 
 /// GRE with IP packets.
@@ -44,11 +46,13 @@ pub static GRE: TunnelKind = TunnelKind {
     header_len: gre::HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length,
     plain: None,
     match_item: Some(match_item),
+    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
+    sids: None,
 };
 
 const CHECKSUM: Key<WithDefault<Flag>> =
@@ -68,7 +72,7 @@ static SETTINGS: ConfigTable = ConfigTable {
 };
 
 /// Returns the optional fields as one byte, the first one of a GRE header; no byte without them.
-fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
+fn read(segment: &Settings<'_>, _: Payload) -> Result<Box<[u8]>, ConfigError> {
     segment.read_table(&SETTINGS, |table| {
         let checksum = if table.read(&CHECKSUM)? { FLAG_CHECKSUM } else { 0 };
         let sequence = if table.read(&SEQUENCE)? { FLAG_SEQUENCE } else { 0 };

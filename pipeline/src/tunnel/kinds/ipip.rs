@@ -24,11 +24,13 @@ pub static KIND: TunnelKind = TunnelKind {
         bytes: Vec::new(),
         variable: VariableFields { payload_type: Some(PayloadType::IpProtocol), ..VariableFields::default() },
     },
-    parse,
+    parse: |_, bytes| parse(bytes),
     length: |_| Some(0),
     plain: None,
     match_item: None,
+    ports_segment: false,
     settings: None,
+    sids: None,
 };
 
 /// Returns the payload by the version of the inner header. The caller compares it with the protocol number.

@@ -10,7 +10,7 @@
 //! - A NIC decapsulates what [`TunnelKind::exact_item`] matches.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use wirepath_flow::Item;
 use wirepath_packet::drops::DropReason;
@@ -22,10 +22,13 @@ pub mod geneve;
 pub mod gre;
 pub mod ipip;
 pub mod nvgre;
+pub mod srv6;
 pub mod vxlan;
+pub mod vxlan_gpe;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 6] = [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND];
+pub static KINDS: [&TunnelKind; 8] =
+    [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND, &srv6::KIND, &vxlan_gpe::KIND];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
@@ -49,16 +52,39 @@ pub struct TunnelKind {
     pub(crate) rule_tunnel: Option<u8>,
     /// Writes a tunnel header with options, which are in the form of [`KindSettings::read`].
     pub(crate) write: fn(id: Option<u32>, payload: Payload, options: &[u8]) -> HeaderTemplate,
-    /// Reads and checks a received tunnel header. The bytes begin with it and end at the latest with the packet.
-    pub(crate) parse: fn(&[u8]) -> Result<TunnelHeader, DropReason>,
+    /// Reads and checks a received tunnel header. The bytes begin with it and end at the latest with the packet. The
+    /// protocol number is that of the header in front of them.
+    pub(crate) parse: fn(IpProtocol, &[u8]) -> Result<TunnelHeader, DropReason>,
     /// Returns the length of a tunnel header with its options, without further checks. The bytes are as for `parse`.
     pub(crate) length: fn(&[u8]) -> Option<usize>,
     /// The most common form of the header; `None`: the kind has no fast path.
     pub(crate) plain: Option<PlainHeader>,
     /// Returns the item of a flow rule for [`Self::exact_item`]; `None`: no item matches headers of the kind.
     pub(crate) match_item: Option<fn(id: Option<u32>, payload: EtherType) -> Item>,
+    /// True if ports segment superframes in tunnels with Ethernet frames. Else they are cut before the tunnel.
+    pub(crate) ports_segment: bool,
     /// Settings of the kind in a table `[[segment]]`.
     pub(crate) settings: Option<KindSettings>,
+    /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel
+    /// header names the segment.
+    pub(crate) sids: Option<ReadSids>,
+}
+
+/// Returns the SIDs in the options of a segment; `None` if it has none.
+pub(crate) type ReadSids = fn(options: &[u8]) -> Option<Sids>;
+/// Reads the table of a kind in that of a segment with this payload. Returns the options of the header in the form that
+/// [`TunnelKind::write`] takes.
+pub(crate) type ReadSettings = fn(&Settings<'_>, Payload) -> Result<Box<[u8]>, ConfigError>;
+
+/// Segment identifiers (SIDs, RFC 8986 section 3) of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sids {
+    /// SID of the gateway, the destination of received packets. It names the segment.
+    pub local: Ipv6Addr,
+    /// Behaviour of the gateway at that SID.
+    pub behaviour: srv6::Behaviour,
+    /// First SID of the path to the remote, the destination of sent packets.
+    pub first: Ipv6Addr,
 }
 
 /// Payload of a tunnel.
@@ -77,6 +103,15 @@ impl Payload {
             EtherType::TRANSPARENT_ETHERNET => Some(Self::Ethernet),
             EtherType::IPV4 | EtherType::IPV6 => Some(Self::Ip),
             _ => None,
+        }
+    }
+
+    /// Returns the protocol number of the payload directly after an IP header. For IP packets it is that of IPv4, and
+    /// differs from packet to packet.
+    pub(crate) fn protocol(self) -> IpProtocol {
+        match self {
+            Self::Ethernet => IpProtocol::ETHERNET,
+            Self::Ip => IpProtocol::IPV4,
         }
     }
 
@@ -99,15 +134,30 @@ pub enum Carrier {
     Ip(IpProtocol),
     /// IP with the protocol number of the inner IP packet: 4 or 41. There is no tunnel header.
     IpInIp,
+    /// IPv6 to a SID. The tunnel header is the segment routing header, if there is one. In received packets it is all
+    /// extension headers.
+    Srv6,
 }
 
 impl Carrier {
-    /// Returns whether IP packets with this protocol number may be tunnel packets.
+    /// Returns whether IP packets with this protocol number to an address of the gateway may be tunnel packets.
     pub(super) fn takes(self, protocol: IpProtocol) -> bool {
         match self {
             Self::Udp(_) => protocol == IpProtocol::UDP,
             Self::Ip(own) => protocol == own,
             Self::IpInIp => matches!(protocol, IpProtocol::IPV4 | IpProtocol::IPV6),
+            Self::Srv6 => false,
+        }
+    }
+
+    /// Returns the protocol number of the outer IP header of packets to send. `header` is the tunnel header. If the
+    /// number differs from packet to packet, the template writes it.
+    pub(crate) fn protocol(self, payload: Payload, header: &[u8]) -> IpProtocol {
+        match self {
+            Self::Udp(_) => IpProtocol::UDP,
+            Self::Ip(own) => own,
+            Self::Srv6 if !header.is_empty() => IpProtocol::ROUTING,
+            Self::IpInIp | Self::Srv6 => payload.protocol(),
         }
     }
 }
@@ -155,8 +205,8 @@ pub(crate) struct PlainHeader {
 pub(crate) struct KindSettings {
     /// Description of the table.
     pub(crate) table: &'static ConfigTable,
-    /// Reads the table. Returns the options of the header in the form that [`TunnelKind::write`] takes.
-    pub(crate) read: fn(&Settings<'_>) -> Result<Box<[u8]>, ConfigError>,
+    /// Reads the table.
+    pub(crate) read: ReadSettings,
 }
 
 impl fmt::Debug for TunnelKind {
@@ -197,7 +247,7 @@ impl TunnelKind {
     pub fn default_port(&self) -> Option<u16> {
         match self.carrier {
             Carrier::Udp(port) => Some(port),
-            Carrier::Ip(_) | Carrier::IpInIp => None,
+            Carrier::Ip(_) | Carrier::IpInIp | Carrier::Srv6 => None,
         }
     }
 
@@ -233,18 +283,29 @@ mod tests {
                     if id.is_none() && kind.needs_id || id.is_some() && kind.max_id == 0 {
                         continue;
                     }
-                    let HeaderTemplate { mut bytes, variable } = (kind.write)(id, Payload::of(payload).unwrap(), &[]);
+                    let carried = Payload::of(payload).unwrap();
+                    let HeaderTemplate { mut bytes, variable } = (kind.write)(id, carried, &[]);
                     let len = bytes.len();
+                    let mut protocol = kind.carrier.protocol(carried, &bytes);
+                    if variable.payload_type == Some(PayloadType::IpProtocol) && payload == EtherType::IPV6 {
+                        protocol = IpProtocol::IPV6;
+                    }
                     assert!(len >= kind.header_len && (len == kind.header_len) == (kind.needs_id || id.is_none()));
-                    if let Some(PayloadType::EtherType(at)) = variable.payload_type {
-                        bytes[usize::from(at)..][..2].copy_from_slice(&payload.0.to_be_bytes());
+                    match variable.payload_type {
+                        Some(PayloadType::EtherType(at)) => {
+                            bytes[usize::from(at)..][..2].copy_from_slice(&payload.0.to_be_bytes());
+                        }
+                        Some(PayloadType::NextProtocol(at)) => {
+                            bytes[usize::from(at)] = if payload == EtherType::IPV4 { 1 } else { 2 };
+                        }
+                        _ => {}
                     }
                     bytes.extend([if payload == EtherType::IPV6 { 0x60 } else { 0x45 }; 40]);
                     let expected = TunnelHeader { id, len, payload, has_checksum: false };
-                    assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
+                    assert_eq!((kind.parse)(protocol, &bytes), Ok(expected), "{}", kind.name);
                     assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
                     for cut in 0..len {
-                        let found = (kind.parse)(&bytes[..cut]);
+                        let found = (kind.parse)(protocol, &bytes[..cut]);
                         assert_eq!(found, Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
                     }
                 }
@@ -266,7 +327,7 @@ mod tests {
                 let id = Some((word >> 8) as u32 & 0xff_ffff);
                 let payload = EtherType::TRANSPARENT_ETHERNET;
                 let expected = TunnelHeader { id, len: 8, payload, has_checksum: false };
-                assert_eq!((kind.parse)(&bytes), Ok(expected), "{} {word:#x}", kind.name);
+                assert_eq!((kind.parse)(IpProtocol::UDP, &bytes), Ok(expected), "{} {word:#x}", kind.name);
             }
             let own = (kind.write)(Some(1), Payload::Ethernet, &[]).bytes;
             let word = u64::from_be_bytes(*own.first_chunk().unwrap());

@@ -25,7 +25,7 @@ pub static KIND: TunnelKind = TunnelKind {
     header_len: HEADER_LEN,
     rule_tunnel: Some(tunnel::GRE),
     write,
-    parse,
+    parse: |_, bytes| parse(bytes),
     length: gre::length,
     plain: None,
     // The FlowID may have any value.
@@ -34,7 +34,9 @@ pub static KIND: TunnelKind = TunnelKind {
         let item = Item::new(ItemKind::Gre).exact(Field::GreFlags, FLAG_KEY.into());
         item.exact(Field::GreProto, payload.0.into()).with(Field::GreKey, key)
     }),
+    ports_segment: true,
     settings: None,
+    sids: None,
 };
 
 fn write(id: Option<u32>, payload: Payload, _: &[u8]) -> HeaderTemplate {

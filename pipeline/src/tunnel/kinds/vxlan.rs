@@ -22,11 +22,13 @@ pub static KIND: TunnelKind = TunnelKind {
         header.extend((id.unwrap_or(0) << 8).to_be_bytes());
         header.into()
     },
-    parse,
+    parse: |_, bytes| parse(bytes),
     length: |_| Some(vxlan::HEADER_LEN),
     plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
     match_item: Some(|id, _| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
+    ports_segment: true,
     settings: None,
+    sids: None,
 };
 
 /// The I flag must be set; all reserved bits are ignored (section 5).

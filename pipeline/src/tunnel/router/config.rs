@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
+use wirepath_flow::Rule;
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, Integer, Key, List, Parsed, Required, Settings, Text, WithDefault, Written,
     nearest,
@@ -11,6 +12,7 @@ use wirepath_wire::MacAddr;
 
 use crate::route::NetworkPrefix;
 use crate::tunnel::config::{SegmentConfig, StaticDestination, TUNNEL_PEER};
+use crate::tunnel::filter::{VRF_FILTER, read_filter};
 use crate::tunnel::underlay::{Prefix, is_host_address};
 
 /// Name of the VRF of segments and routes that name no other one. It exists without a table.
@@ -45,7 +47,7 @@ pub static VRF: ConfigTable = ConfigTable {
     about: "A routing table for the segments whose router uses it, at most 4096 of them. The VRF \"default\" exists \
             without a table.",
     absent: "only the VRF \"default\", without routes of its own",
-    keys: &[&VRF_NAME, &SOURCE_CHECK],
+    keys: &[&VRF_NAME, &SOURCE_CHECK, &VRF_FILTER],
     tables: || vec![&ROUTES],
     example: "[[vrf]]\nname = \"red\"\nsource_check = \"strict\"\n\
               routes = [{ to = \"10.2.0.0/16\", via = [\"10.1.0.9\"] }]\n",
@@ -156,6 +158,8 @@ pub struct VrfConfig {
     pub name: String,
     /// Check of source addresses.
     pub source_check: SourceCheck,
+    /// Flow rules for the packets that the VRF's routers take.
+    pub filter: Vec<Rule>,
 }
 
 /// Settings of a segment's router.
@@ -224,12 +228,12 @@ pub struct RoutingConfig {
 impl RoutingConfig {
     /// Returns the routing of a gateway without VRFs and routes.
     pub fn none() -> Self {
-        let default = VrfConfig { name: DEFAULT_VRF.to_owned(), source_check: SourceCheck::Off };
+        let default = VrfConfig { name: DEFAULT_VRF.to_owned(), source_check: SourceCheck::Off, filter: Vec::new() };
         Self { vrfs: vec![default], routes: Vec::new() }
     }
 
     /// Reads the tables `[[vrf]]`.
-    pub(in crate::tunnel) fn read_vrfs(root: &Settings<'_>) -> Result<Self> {
+    pub(in crate::tunnel) fn read_vrfs(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
         let mut routing = Self::none();
         let mut seen = HashSet::new();
         let tables = root.subtables(&VRF)?.len();
@@ -248,7 +252,8 @@ impl RoutingConfig {
             if !seen.insert(name.clone()) {
                 return Err(table.error_in(&VRF_NAME, format!("another VRF is called \"{name}\" already")));
             }
-            Ok(VrfConfig { name, source_check })
+            let filter = read_filter(table, &VRF_FILTER, ports)?;
+            Ok(VrfConfig { name, source_check, filter })
         })?;
         for vrf in vrfs {
             match routing.vrfs.iter_mut().find(|known| known.name == vrf.name) {
@@ -319,7 +324,8 @@ impl RoutingConfig {
     pub(in crate::tunnel) fn read_routes(&mut self, root: &Settings<'_>, segments: &[SegmentConfig]) -> Result<()> {
         let mut routes = Vec::new();
         root.read_tables(&VRF, |table| {
-            let _ = table.read(&SOURCE_CHECK);
+            table.has(&SOURCE_CHECK);
+            table.has(&VRF_FILTER);
             let vrf = self.vrf(table, VRF_NAME.name(), &table.read(&VRF_NAME)?)?;
             let mut seen: HashSet<NetworkPrefix> = HashSet::new();
             let found = table.read_tables(&ROUTES, |route| {

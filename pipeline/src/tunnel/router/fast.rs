@@ -350,7 +350,9 @@ impl<'v> View<'v> {
                 }
             }
             left = others;
-            let Some(interface) = self.interface(segment) else { continue };
+            let Some(interface) = self.interface(segment).filter(|interface| interface.filter.is_none()) else {
+                continue;
+            };
             if v4.count > 0 {
                 done |= self.route_plain::<u32, AT>(state, context, remotes, packets, (segment, interface));
             }
@@ -547,7 +549,12 @@ impl<'v> View<'v> {
         let MacAddr(destination) = key.mac();
         addresses[..6].copy_from_slice(&destination);
         addresses[6..].copy_from_slice(&out.mac.0);
-        let max_frame = self.longest_frame_to(remotes, Some(to)).min(out.mtu + ETHERNET_LEN);
+        // Tunnel packets that are sent as fragments take the slow path.
+        let longest = match &exit {
+            Exit::Attachment(attachment) => attachment.max_frame,
+            Exit::Remote(remote, _) => remote.max_frame,
+        };
+        let max_frame = longest.min(out.mtu + ETHERNET_LEN);
         Some(Leg { segment, addresses, max_frame, room, exit })
     }
 }

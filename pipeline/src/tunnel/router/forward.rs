@@ -20,7 +20,7 @@ use crate::tunnel::encap::cut;
 use crate::tunnel::headers::ETHERNET_LEN;
 use crate::tunnel::report::STAGE;
 use crate::tunnel::stage::{Flow, PuntCode, StageState, View};
-use crate::tunnel::tables::{Destination, Remotes};
+use crate::tunnel::tables::{Destination, Remote, Remotes};
 
 /// Number of header bytes that are parsed: Ethernet, IPv6 with some extension headers, and ICMP.
 pub(super) const HEADERS: usize = 256;
@@ -85,7 +85,7 @@ impl<'v> View<'v> {
         let tag = RouterTag::unpack(packet.app());
         packet.set_app([0; 2]);
         match tag {
-            Some(RouterTag::Route(segment)) => self.route(state, context, remotes, packet, segment),
+            Some(RouterTag::Route(segment)) => self.route_admitted(state, context, remotes, packet, segment, true),
             Some(RouterTag::Unreachable(segment)) => {
                 let refusal = Refusal::with(DropReason::NoNeighbour, IcmpError::HostUnreachable);
                 match self.examine(state, &mut packet, segment) {
@@ -106,8 +106,21 @@ impl<'v> View<'v> {
         state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
+        packet: Packet,
+        segment: u16,
+    ) {
+        self.route_admitted(state, context, remotes, packet, segment, false);
+    }
+
+    /// Does what [`Self::route`] does. A packet that waited for its next hop has passed the filter before.
+    fn route_admitted(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
         mut packet: Packet,
         segment: u16,
+        is_admitted: bool,
     ) {
         let routed = match self.examine(state, &mut packet, segment) {
             Ok(routed) => routed,
@@ -116,6 +129,11 @@ impl<'v> View<'v> {
         };
         if self.is_neighbour_discovery(&packet, &routed) {
             return self.process_nd(state, context, packet, &routed);
+        }
+        if let Some(filter) = routed.interface.filter.as_deref().filter(|_| !is_admitted)
+            && let Err(reason) = filter.admit(state.worker, context, &mut packet)
+        {
+            return context.drop(packet, reason);
         }
         let len = packet.len();
         if let Some(c) = self.layout.counters(segment, state.worker) {
@@ -348,7 +366,7 @@ impl<'v> View<'v> {
             Some(Destination::Attachment(index)) => {
                 self.layout.attachments.get(index as usize).map_or(0, |attachment| attachment.max_frame)
             }
-            Some(Destination::Remote(index)) => remotes.list.get(index as usize).map_or(0, |remote| remote.max_frame),
+            Some(Destination::Remote(index)) => remotes.list.get(index as usize).map_or(0, Remote::longest_frame),
             Some(Destination::Router) | None => usize::MAX,
         }
     }

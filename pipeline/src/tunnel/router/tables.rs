@@ -9,6 +9,7 @@ use wirepath_wire::MacAddr;
 use super::config::{Discard, SourceCheck};
 use crate::route::NextHopGroup;
 use crate::tunnel::config::GatewayConfig;
+use crate::tunnel::filter::Filter;
 use crate::tunnel::places::Places;
 use crate::tunnel::underlay::Prefix;
 
@@ -32,6 +33,8 @@ pub struct Interface {
     pub(super) error_source6: Option<Ipv6Addr>,
     /// Largest IP packet that the segment takes by its configuration, in bytes.
     pub(super) mtu: usize,
+    /// Rules for the packets that the router takes.
+    pub(in crate::tunnel) filter: Option<Arc<Filter>>,
 }
 
 impl Interface {
@@ -64,6 +67,7 @@ pub(in crate::tunnel) fn interfaces(config: &GatewayConfig, vrfs: &[u16], mac: M
             error_source4: source(true).and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None }),
             error_source6: source(false).and_then(|ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None }),
             mtu: segment.mtu.map_or(usize::from(u16::MAX), usize::from),
+            filter: None,
         })
     };
     config.segments.iter().map(of_segment).collect()

@@ -63,7 +63,11 @@ fn header(parsed: &Parsed, bytes: &[u8]) -> Result<TunnelHeader, ParseError> {
         }
         Tunnel::Mpls => labels(bytes, 0),
         Tunnel::Ip => {
-            let carries = if parsed.outer().protocol().0 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
+            let carries = match parsed.outer().protocol().0 {
+                4 => EtherType::IPV4,
+                41 => EtherType::IPV6,
+                _ => EtherType::TRANSPARENT_ETHERNET,
+            };
             Ok(TunnelHeader { vni: None, carries: Some(carries), len: 0 })
         }
     }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_wire::{esp, geneve, gre, mpls, vxlan, vxlan_gpe};
+use wirepath_wire::{esp, geneve, gre, mpls, srh, vxlan, vxlan_gpe};
 
 /// Reads a header, writes it to a buffer with other contents, and reads it again.
 macro_rules! round_trip {
@@ -45,6 +45,36 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(view.key().is_some(), at.is_some());
         if let (Some(key), Some(at)) = (view.key(), at) {
             assert_eq!(data[at..at + 4], key.to_be_bytes());
+        }
+    }
+    if let Ok(view) = srh::View::new(data) {
+        assert!(view.header_len() + view.payload().len() <= data.len());
+        let path: Vec<_> = view.segments().rev().collect();
+        let (mut covered, mut whole) = (srh::HEADER_LEN + path.len() * srh::SID_LEN, true);
+        for tlv in view.tlvs() {
+            match tlv {
+                Ok((kind, value)) => {
+                    assert_ne!(kind, srh::TLV_PAD1);
+                    covered += 2 + value.len();
+                }
+                Err(_) => whole = false,
+            }
+        }
+        assert!(covered <= view.header_len() && usize::from(view.segments_left()) <= path.len());
+        let header = srh::Repr {
+            next_header: view.next_header(),
+            segments_left: view.segments_left(),
+            tag: view.tag(),
+            path: &path,
+        };
+        let mut out = vec![0xa5; header.header_len()];
+        assert_eq!(header.emit(&mut out), Ok(out.len()));
+        let written = srh::View::new(&out).expect("the written header is valid");
+        assert!(written.segments().eq(view.segments()) && written.tlvs().next().is_none());
+        assert_eq!(written.segments_left(), view.segments_left());
+        // Without TLVs and flags, nothing else is in the header.
+        if whole && out.len() == view.header_len() && view.flags() == 0 {
+            assert_eq!(out, data[..out.len()]);
         }
     }
     let mut entries = mpls::Entries::of(data);

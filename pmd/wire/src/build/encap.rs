@@ -12,7 +12,7 @@ use crate::field::put;
 use crate::ip::IpProtocol;
 use crate::vlan::Tag;
 use crate::vxlan::Vni;
-use crate::{ethernet, ipv4, ipv6, udp, vxlan};
+use crate::{ethernet, ipv4, ipv6, udp, vxlan, vxlan_gpe};
 
 /// Maximum length of outer headers, bytes. It leaves room in the headroom of a buffer for a VLAN tag and for headers
 /// of the inner packet.
@@ -55,6 +55,11 @@ pub enum PayloadType {
     EtherType(u8),
     /// Protocol number of the outer IP header: 4 (RFC 2003) or 41 (RFC 2473).
     IpProtocol,
+    /// The same number at this offset of the tunnel header, which is an IPv6 extension header.
+    NextHeader(u8),
+    /// Next protocol of VXLAN-GPE at this offset of the tunnel header, with the numbers of
+    /// [`vxlan_gpe::NextProtocol`]. The offset is odd.
+    NextProtocol(u8),
 }
 
 /// Fields of a tunnel header that differ from packet to packet. Offsets count from the start of the tunnel header.
@@ -535,14 +540,15 @@ impl OuterHeaders {
         Ok(())
     }
 
-    /// Returns the value of the UDP checksum field of a packet with an EtherType that is zero in the template.
+    /// Returns the value of the UDP checksum field of a packet with a type of the payload that is zero in the template.
     #[inline(never)]
     fn variable_udp_sum(&self, len: u16, p: &EncapFields) -> u16 {
-        let ethertype = match self.variable.payload_type {
+        let word = match self.variable.payload_type {
             Some(PayloadType::EtherType(_)) => payload_ethertype(p.carries_ipv6).0,
+            Some(PayloadType::NextProtocol(_)) => next_protocol(p.carries_ipv6).0.into(),
             _ => 0,
         };
-        self.udp_sum_field(len, &EncapFields { inner_sum: p.inner_sum.word(ethertype), ..*p })
+        self.udp_sum_field(len, &EncapFields { inner_sum: p.inner_sum.word(word), ..*p })
     }
 
     /// Writes the fields of the tunnel header that differ from packet to packet.
@@ -569,15 +575,19 @@ impl OuterHeaders {
 
     /// Writes the type of the payload to a copy of the headers, if the headers carry IP packets.
     pub fn write_payload_type(&self, headers: &mut [u8], carries_ipv6: bool) {
-        match self.variable.payload_type {
-            Some(PayloadType::IpProtocol) => {
-                self.write_protocol(headers, if carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 });
-            }
-            Some(PayloadType::EtherType(at)) => {
-                let Some(header) = headers.get_mut(self.tunnel()..) else { return };
+        let Some(payload_type) = self.variable.payload_type else { return };
+        let protocol = if carries_ipv6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 };
+        if payload_type == PayloadType::IpProtocol {
+            return self.write_protocol(headers, protocol);
+        }
+        let Some(header) = headers.get_mut(self.tunnel()..) else { return };
+        match payload_type {
+            PayloadType::EtherType(at) => {
                 write_at(header, Some(at), &payload_ethertype(carries_ipv6).0.to_be_bytes());
             }
-            None => {}
+            PayloadType::NextHeader(at) => write_at(header, Some(at), &[protocol.0]),
+            PayloadType::NextProtocol(at) => write_at(header, Some(at), &[next_protocol(carries_ipv6).0]),
+            PayloadType::IpProtocol => {}
         }
     }
 
@@ -646,6 +656,11 @@ impl OuterHeaders {
 /// Returns the EtherType of the inner packet.
 fn payload_ethertype(carries_ipv6: bool) -> EtherType {
     if carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
+}
+
+/// Returns the protocol of the inner packet in VXLAN-GPE.
+fn next_protocol(carries_ipv6: bool) -> vxlan_gpe::NextProtocol {
+    if carries_ipv6 { vxlan_gpe::NextProtocol::IPV6 } else { vxlan_gpe::NextProtocol::IPV4 }
 }
 
 /// Writes a field at an offset, if there is one.

@@ -25,7 +25,8 @@ pub enum Tunnel {
     /// A label stack in UDP (RFC 7510), or a label stack after Ethernet that carries Ethernet (RFC 4448
     /// without control word).
     Mpls,
-    /// IP directly in IP (RFC 2003, RFC 2473, RFC 4213), without a header of its own.
+    /// IP (RFC 2003, RFC 2473, RFC 4213) or Ethernet (RFC 8986 section 10.1) directly in IP, without a header of its
+    /// own. A segment routing header may precede it.
     Ip,
 }
 
@@ -69,8 +70,8 @@ impl Tunnels {
     /// No tunnels.
     pub const NONE: Tunnels = Tunnels { ports: [UNUSED_PORT; 4], gre: false, ip: false, ethernet_in_mpls: false };
 
-    /// All tunnels: VXLAN on 4789, VXLAN-GPE on 4790, GENEVE on 6081, MPLS on 6635, GRE, IP in IP, Ethernet
-    /// in MPLS.
+    /// All tunnels: VXLAN on 4789, VXLAN-GPE on 4790, GENEVE on 6081, MPLS on 6635, GRE, IP or Ethernet in IP,
+    /// Ethernet in MPLS.
     pub const ALL: Tunnels = Tunnels { gre: true, ip: true, ethernet_in_mpls: true, ..Tunnels::NONE }
         .with_vxlan(Some(vxlan::PORT))
         .with_vxlan_gpe(Some(vxlan_gpe::PORT))
@@ -111,7 +112,7 @@ impl Tunnels {
         self
     }
 
-    /// Enables or disables IP in IP.
+    /// Enables or disables IP and Ethernet in IP.
     pub const fn with_ip(mut self, wanted: bool) -> Tunnels {
         self.ip = wanted;
         self
@@ -260,9 +261,12 @@ impl Parser {
             (_, L4Type::Gre) if self.tunnels.gre => gre(at, layers),
             (_, L4Type::Other) => match layers.protocol() {
                 IpProtocol::GRE if self.tunnels.gre => TunnelInfo::broken(Tunnel::Gre, ParseError::GreTruncated),
-                IpProtocol::IPV4 | IpProtocol::IPV6 if self.tunnels.ip => {
-                    let first =
-                        if layers.protocol() == IpProtocol::IPV4 { FirstHeader::Ipv4 } else { FirstHeader::Ipv6 };
+                protocol @ (IpProtocol::IPV4 | IpProtocol::IPV6 | IpProtocol::ETHERNET) if self.tunnels.ip => {
+                    let first = match protocol {
+                        IpProtocol::IPV4 => FirstHeader::Ipv4,
+                        IpProtocol::IPV6 => FirstHeader::Ipv6,
+                        _ => FirstHeader::Ethernet,
+                    };
                     let inside = InnerStack { start: layers.l4(), end: at.end, first };
                     TunnelInfo::valid(Tunnel::Ip, None, Some(inside))
                 }

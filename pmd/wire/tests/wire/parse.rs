@@ -1,9 +1,14 @@
 //! Parser tests with frames of known layout, with etherparse, and with truncated frames.
 
+use std::net::Ipv6Addr;
+
 use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
 use fastrand::Rng;
 use proptest::prelude::*;
-use wirepath_wire::{HeaderOffsets, L3Type, L4Type, ParseError, Parser, Tunnel, parse};
+use wirepath_wire::{
+    EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, ParseError, Parser, Tunnel, Tunnels, ethernet, ipv6,
+    parse, srh,
+};
 
 use crate::frames::{Expect, any_spec, plain};
 use crate::stacks;
@@ -263,5 +268,68 @@ proptest! {
         prop_assert_eq!((a.l3_type(), a.l4_type()), (b.l3_type(), b.l4_type()));
         prop_assert_eq!((a.protocol(), a.is_fragment()), (b.protocol(), b.is_fragment()));
         prop_assert_eq!(a.has_ip_options(), b.has_ip_options());
+    }
+}
+
+/// Ethernet and IP behind a segment routing header, as SRv6 carries them (RFC 8986 section 5), and directly behind IP.
+/// The headers are those that [`srh`] writes.
+#[test]
+fn tunnels_behind_a_segment_routing_header() {
+    let sids: Vec<Ipv6Addr> = ["fc00:5::1", "fc00:2::100"].iter().map(|sid| sid.parse().unwrap()).collect();
+    for (next, ethertype) in [(143, EtherType::TRANSPARENT_ETHERNET), (4, EtherType::IPV4), (41, EtherType::IPV6)] {
+        let inner = plain_packet(ethertype);
+        for (path, segments_left) in [(&sids[..0], 0), (&sids[..1], 0), (&sids[..1], 1), (&sids[..], 1), (&sids[..], 0)]
+        {
+            let header = srh::Repr { next_header: IpProtocol(next), segments_left, tag: 0, path };
+            let mut bytes = vec![0; if path.is_empty() { 0 } else { header.header_len() }];
+            if !path.is_empty() {
+                header.emit(&mut bytes).unwrap();
+            }
+            let outer = ipv6::Repr {
+                src: "fd00:9::1".parse().unwrap(),
+                dst: sids[0],
+                next_header: IpProtocol(if path.is_empty() { next } else { 43 }),
+                payload_len: (bytes.len() + inner.len()) as u16,
+                hop_limit: 64,
+                traffic_class: 0,
+                flow_label: 0,
+            };
+            let mut frame = vec![0; 54];
+            let link = ethernet::Repr { dst: MacAddr::ZERO, src: MacAddr::ZERO, ethertype: EtherType::IPV6 };
+            link.emit(&mut frame).unwrap();
+            outer.emit(&mut frame[14..]).unwrap();
+            let start = 54 + bytes.len();
+            let frame = [frame, bytes, inner.clone()].concat();
+            let parsed = parse(&frame).unwrap();
+            assert_eq!((parsed.tunnel(), parsed.tunnel_error(), parsed.vni()), (Tunnel::Ip, None, None));
+            let found = parsed.inner().unwrap();
+            assert_eq!((found.l2(), found.has_ethernet()), (start, next == 143));
+            assert_eq!((found.l4_type(), found.end()), (L4Type::Udp, frame.len()));
+            assert_eq!(&frame[found.payload()..], b"abc");
+            let extensions = parsed.outer().ipv6(&frame).unwrap().extensions();
+            let headers: Vec<_> = extensions.map(|it| srh::View::new(it.unwrap().bytes).unwrap()).collect();
+            assert_eq!(headers.len(), usize::from(!path.is_empty()));
+            assert!(headers.iter().all(|it| it.segments().rev().eq(path.iter().copied())));
+            // An Ethernet header that is cut off.
+            let mut cut = frame[..start + 10].to_vec();
+            cut[18..20].copy_from_slice(&((start + 10 - 54) as u16).to_be_bytes());
+            let parsed = parse(&cut).unwrap();
+            assert!(parsed.inner().is_none() && parsed.tunnel_error().is_some());
+            let none = Parser { tunnels: Tunnels::ALL.with_ip(false), ..Parser::default() };
+            assert_eq!(none.parse(&frame).unwrap().tunnel(), Tunnel::None);
+        }
+    }
+}
+
+/// Returns a UDP datagram with the payload "abc" in IP, with an Ethernet header if that is the type.
+fn plain_packet(ethertype: EtherType) -> Vec<u8> {
+    let udp = [0, 7, 0, 8, 0, 11, 0, 0, b'a', b'b', b'c'];
+    let v4 = [0x45, 0, 0, 31, 0, 0, 0, 0, 64, 17, 0x66, 0xcc, 10, 0, 0, 1, 10, 0, 0, 2];
+    let mut v6 = [0; 40];
+    v6[..8].copy_from_slice(&[0x60, 0, 0, 0, 0, 11, 17, 64]);
+    match ethertype {
+        EtherType::IPV4 => [&v4[..], &udp].concat(),
+        EtherType::IPV6 => [&v6[..], &udp].concat(),
+        _ => [&[2; 12][..], &[0x86, 0xdd], &v6, &udp].concat(),
     }
 }

@@ -42,8 +42,8 @@ const SEGMENTS: usize = 4096;
 const MAX_SEGMENTS: usize = 1024;
 /// Bytes for headers of tunnel packets in one burst.
 const SCRATCH: usize = 128 << 10;
-/// Calls after which a superframe that the kernel refuses is dropped.
-const REFUSALS: u32 = 1000;
+/// Calls after which a superframe that the kernel refuses is dropped. A worker drops the whole batch after more.
+const REFUSALS: u32 = 8;
 /// Bytes of an Ethernet header. The kernel refuses shorter frames.
 const ETHERNET: usize = 14;
 /// `virtio_net_hdr` of a complete frame.
@@ -245,9 +245,13 @@ impl TxDriver for Sender {
             // in `scratch`, which live until after the call.
             let rc = unsafe { libc::sendmmsg(fd, self.burst.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
             if let Ok(taken @ 1..) = usize::try_from(rc) {
-                self.refusals = 0;
                 // A superframe whose last message is left over is sent again as a whole: TCP ignores what it has.
                 let taken = usize::from(self.burst.packets[taken.min(n) - 1]);
+                if taken == 0 && self.refusals < REFUSALS {
+                    self.refusals += 1;
+                    break;
+                }
+                self.refusals = 0;
                 if taken == 0 {
                     // The kernel may refuse the rest each time.
                     self.drop_front(batch, 1, DropReason::TxError);
