@@ -66,6 +66,19 @@ const GENEVE_IP: Cell = Cell {
     routed: true,
     ..GENEVE
 };
+const GPE: Cell = Cell {
+    name: "vxlan-gpe",
+    segment: "kind = \"vxlan-gpe\"\nvni = 42",
+    header: "UDP(sport=50000, dport=4790, chksum=0)/Raw(bytes([12, 0, 0, {4: 1, 41: 2}.get(n, 3), 0, 0, 42, 0]))",
+    field: ["udp.dstport", "4790"],
+    ..VXLAN
+};
+const GPE_IP: Cell = Cell {
+    name: "vxlan-gpe with IP packets",
+    segment: "kind = \"vxlan-gpe\"\nvni = 42\npayload = \"ip\"",
+    routed: true,
+    ..GPE
+};
 const GRETAP: Cell = Cell { name: "gretap", segment: "kind = \"gretap\"", header: "GRE(proto=e)", ..CELL };
 /// The NIC may write entropy into the key.
 const GRETAP_KEY: Cell = Cell {
@@ -117,12 +130,15 @@ const IPIP: Cell = Cell {
     field: ["ip.proto", "4"],
     ..CELL
 };
-const CELLS: &[Cell] = &[VXLAN, GENEVE, GENEVE_IP, GRETAP, GRETAP_KEY, GRETAP_SEQUENCE, NVGRE, GRE, GRE_KEY, IPIP];
+const CELLS: &[Cell] =
+    &[VXLAN, GENEVE, GENEVE_IP, GPE, GPE_IP, GRETAP, GRETAP_KEY, GRETAP_SEQUENCE, NVGRE, GRE, GRE_KEY, IPIP];
 /// Over IPv6, workers write the flow label of tunnels without UDP.
 const CELLS_IPV6: &[Cell] = &[
     VXLAN,
     GENEVE,
     GENEVE_IP,
+    GPE,
+    GPE_IP,
     Cell { encap: false, ..GRETAP },
     GRETAP_KEY,
     Cell { encap: false, ..NVGRE },

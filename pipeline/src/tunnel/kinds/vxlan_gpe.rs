@@ -1,5 +1,6 @@
 //! VXLAN-GPE (draft-ietf-nvo3-vxlan-gpe-13) with Ethernet frames or IP packets.
 
+use wirepath_flow::{Field, Item, ItemKind};
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::build::{PayloadType, VariableFields};
 use wirepath_wire::vxlan_gpe::{FLAG_NEXT, FLAG_OAM, FLAG_VNI, FLAGS_VERSION, HEADER_LEN, NextProtocol, PORT, Repr};
@@ -22,7 +23,17 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: |_| Some(HEADER_LEN),
     plain: None,
-    match_item: None,
+    match_item: Some(|id, payload| {
+        let next = match payload {
+            EtherType::IPV4 => NextProtocol::IPV4,
+            EtherType::IPV6 => NextProtocol::IPV6,
+            _ => NextProtocol::ETHERNET,
+        };
+        Item::new(ItemKind::VxlanGpe)
+            .exact(Field::GpeFlags, (FLAG_VNI | FLAG_NEXT).into())
+            .exact(Field::GpeNext, next.0.into())
+            .exact(Field::GpeVni, id.unwrap_or(0).into())
+    }),
     ports_segment: false,
     settings: None,
     sids: None,
