@@ -153,6 +153,7 @@ static BALANCE: TableSpec = TableSpec {
         Column::counter("dropped", Unit::Packets, "Packets dropped after their reception"),
         Column::counter("to_kernel", Unit::Packets, "Packets passed to the kernel"),
         Column::counter("consumed", Unit::Packets, "Packets that the control thread processed"),
+        Column::counter("joined", Unit::Packets, "Packets that became part of a superframe, and fragments of others"),
         Column::gauge("in_flight", Unit::Packets, "Packets without a destination yet; approximate under load"),
     ],
 };
@@ -208,6 +209,7 @@ pub(super) fn list(plane: &mut ControlPlane, table: &TableSpec, page: &mut Page<
                 balance.dropped.into(),
                 balance.to_kernel.into(),
                 balance.consumed.into(),
+                balance.joined.into(),
                 balance.in_flight().into(),
             ]
         }),

@@ -286,7 +286,7 @@ impl WorkerSummary {
 /// that the program made itself, has one destination:
 ///
 /// ```text
-/// received + copies + generated = sent + dropped + to_kernel + consumed + in flight
+/// received + copies + generated = sent + dropped + to_kernel + consumed + joined + in flight
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketBalance {
@@ -425,6 +425,7 @@ impl Summary {
             "copies": balance.copies,
             "generated": balance.generated,
             "consumed": self.consumed,
+            "joined": self.balance().joined,
             "counters": counters_json(self.counters()),
             "in_flight": balance.in_flight(),
             "leaked_buffers": self.leaked_buffers,

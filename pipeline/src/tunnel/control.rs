@@ -709,10 +709,10 @@ impl GatewayControl {
             route.mac = None;
             route.next_hop.take()
         });
+        self.forget_path_of(index);
         if let Some(remote) = self.list.get_mut(index as usize) {
             (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
         }
-        self.forget_unused_paths();
         if let Some(next_hop) = next_hop {
             self.next_hops.discard(next_hop, index);
         }

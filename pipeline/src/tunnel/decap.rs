@@ -344,10 +344,7 @@ impl View<'_> {
                 let at = i;
                 i += 1;
                 if slow & 1 << at == 0 {
-                    // Routed packets stay in order with those of their flows on the slow path.
-                    if routed & 1 << at == 0 {
-                        return Some(packet);
-                    }
+                    // Packets stay in order with those of their flows on the slow path.
                     context.send_by_out_port(packet);
                     return None;
                 }

@@ -20,13 +20,13 @@ use wirepath_wire::checksum::{Sum, pseudo6};
 use wirepath_wire::{HeaderOffsets, IpProtocol, L3Type, Parser, Tunnels, icmpv4, icmpv6, ipv4, ipv6, udp};
 
 use super::config::SegmentConfig;
-use super::control::{GatewayControl, max_frame};
+use super::control::{GatewayControl, Route, max_frame};
 use super::decap::{Rejection, check_sum};
 use super::kinds::Payload;
 use super::outer::TunnelId;
 use super::policer::{KnownHosts, MessageSource, Protocol};
 use super::stage::{StageState, View};
-use super::tables::{Remotes, Underlay};
+use super::tables::{Remote, Remotes, Underlay};
 use super::underlay::is_host_address;
 use crate::{Context, ControlPlane};
 
@@ -147,8 +147,9 @@ impl Underlay {
                 return false;
             }
             // RFC 792 asks for eight bytes behind the IP header, which may end in front of the tunnel header.
+            // ICMPv6 quotes all that fits (RFC 4443 section 3.2).
             if header.is_empty() || (active.kind.length)(header).is_none_or(|len| len > header.len()) {
-                return true;
+                return quote.src.is_ipv4() || active.kind.header_len == 0;
             }
             (active.kind.parse)(quote.protocol, header).is_ok_and(|found| {
                 let id = TunnelId { kind: active.number, id: found.id, sid: None };
@@ -315,6 +316,20 @@ impl GatewayControl {
             let paths = self.list.iter().zip(&self.routes).map(|(remote, route)| (route.local, remote.address));
             let paths: HashSet<(IpAddr, IpAddr)> = paths.collect();
             self.path_mtus.paths.retain(|path, _| paths.contains(path));
+        }
+    }
+
+    /// Forgets the path MTU of a remote that is removed next, unless another remote has the same addresses.
+    pub(super) fn forget_path_of(&mut self, index: u32) {
+        let ends = |(remote, route): (&Remote, &Route)| (route.local, remote.address);
+        let mut all = self.list.iter().zip(&self.routes);
+        let Some(path) = all.nth(index as usize).map(ends).filter(|path| self.path_mtus.paths.contains_key(path))
+        else {
+            return;
+        };
+        let others = self.list.iter().zip(&self.routes).enumerate().filter(|(at, _)| *at != index as usize);
+        if !others.map(|(_, pair)| ends(pair)).any(|other| other == path) {
+            self.path_mtus.paths.remove(&path);
         }
     }
 

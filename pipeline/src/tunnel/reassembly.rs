@@ -58,7 +58,10 @@ impl View<'_> {
         self.count_lost(state, context);
         match found {
             Reassembled::Refused(reason) => context.drop(packet, reason),
-            Reassembled::Held => context.count_joined(),
+            Reassembled::Held => {
+                context.count_joined();
+                context.trace(STAGE, |text| std::fmt::Write::write_str(text, "held until the other fragments arrive"));
+            }
             Reassembled::Whole(whole) => {
                 context.count_joined();
                 context.count_generated();

@@ -28,8 +28,8 @@ const SOURCE_SHARE: usize = 4;
 const PART_COST: usize = 64;
 /// Maximum number of fragments of one packet.
 const MAX_PARTS: usize = 128;
-/// Least number of data bytes of all fragments but the last one. Routers make no smaller ones: the least MTU of real
-/// networks is 576 bytes over IPv4 and 1280 over IPv6.
+/// Least number of data bytes of all fragments over IPv6 but the last one. Only senders divide, and the least MTU is
+/// 1280 bytes. Over IPv4, a router may divide a fragment again, and its small last part is not that of the packet.
 const LEAST_PART: usize = 256;
 /// Maximum number of data bytes of a packet, so that its IPv4 header of 20 bytes fits too.
 const MAX_DATA: usize = 65_515;
@@ -81,8 +81,8 @@ struct Partial {
     head: Option<Head>,
     /// One bit for each ECN codepoint of its fragments.
     ecn: u8,
-    /// True if fragments have overlapped. The entry remains, so that further fragments are dropped too.
-    is_discarded: bool,
+    /// Reason why further fragments are dropped too, such as an overlap. The entry remains for them.
+    discarded: Option<DropReason>,
 }
 
 impl Partial {
@@ -171,8 +171,9 @@ impl Reassembler {
                         Reassembled::Whole(whole)
                     }
                     Err(reason) => {
-                        // This fragment is counted by the caller.
-                        self.discard(key, reason, 1);
+                        // No further fragment comes. This one is counted by the caller.
+                        let parts = self.forget(key);
+                        self.lose(reason, parts.saturating_sub(1));
                         Reassembled::Refused(reason)
                     }
                 }
@@ -180,7 +181,7 @@ impl Reassembler {
             Ok(false) => Reassembled::Held,
             Err(reason) => {
                 if matches!(reason, DropReason::FragmentOverlap | DropReason::FragmentLimit) {
-                    self.discard(key, reason, 0);
+                    self.discard(key, reason);
                 }
                 Reassembled::Refused(reason)
             }
@@ -205,7 +206,7 @@ impl Reassembler {
             len: 0,
             head: None,
             ecn: 0,
-            is_discarded: false,
+            discarded: None,
         };
         self.packets.insert(key, partial);
         self.order.insert(number, key);
@@ -231,8 +232,8 @@ impl Reassembler {
     /// Adds a fragment to its packet. Returns whether that is complete now.
     fn add(&mut self, packet: &Packet, layers: &HeaderOffsets, fragment: &Fragment) -> Result<bool, DropReason> {
         let partial = self.packets.get_mut(&fragment.key).ok_or(DropReason::FragmentLimit)?;
-        if partial.is_discarded {
-            return Err(DropReason::FragmentOverlap);
+        if let Some(reason) = partial.discarded {
+            return Err(reason);
         }
         let (offset, len) = (fragment.offset, fragment.len);
         let end = offset + len;
@@ -277,16 +278,16 @@ impl Reassembler {
         Ok(is_complete)
     }
 
-    /// Frees the data of a packet whose further fragments are dropped. `counted` of its fragments are counted already.
-    fn discard(&mut self, key: Key, reason: DropReason, counted: usize) {
+    /// Frees the data of a packet whose further fragments are dropped for the same reason.
+    fn discard(&mut self, key: Key, reason: DropReason) {
         let Some(partial) = self.packets.get_mut(&key) else { return };
         let (cost, parts) = (partial.cost(), partial.parts.len());
-        (partial.parts, partial.len, partial.head, partial.is_discarded) = (BTreeMap::new(), 0, None, true);
+        (partial.parts, partial.len, partial.head, partial.discarded) = (BTreeMap::new(), 0, None, Some(reason));
         self.bytes -= cost;
         if let Some((bytes, _)) = self.sources.get_mut(&key.src) {
             *bytes -= cost;
         }
-        self.lose(reason, parts.saturating_sub(counted));
+        self.lose(reason, parts);
     }
 
     /// Removes a packet that is lost.
@@ -362,7 +363,8 @@ fn read(packet: &Packet, layers: &HeaderOffsets) -> Option<Fragment> {
     };
     let len = layers.end().checked_sub(start).filter(|len| *len > 0 && layers.end() <= packet.len())?;
     let offset = usize::from(units) * 8;
-    let is_odd = more && (!len.is_multiple_of(8) || len < LEAST_PART);
+    let is_tiny = len < LEAST_PART && key.src.is_ipv6();
+    let is_odd = more && (!len.is_multiple_of(8) || is_tiny);
     (!is_odd && offset + len <= MAX_DATA).then_some(Fragment { key, offset, more, start, len, ecn })
 }
 
@@ -501,6 +503,33 @@ mod tests {
         assert_eq!(pool.outstanding(), 0);
     }
 
+    /// A router with a smaller MTU leaves a small part of each fragment, which is not the last one of the packet.
+    #[test]
+    fn fragments_that_were_divided_again_are_joined() {
+        let pool = Pool::new("reassembly", 64).unwrap();
+        let (mut it, whole) = (Reassembler::new(), frame(false, 1, 0, 4000, 0));
+        let mut all = Vec::new();
+        for part in fragments(&pool, &whole, 1500, 9) {
+            if part.len() <= 14 + 1400 {
+                all.push(part);
+                continue;
+            }
+            let layers =
+                Parser { tunnels: Tunnels::NONE, ..Parser::default() }.parse_stack(&part, 0, part.len()).unwrap();
+            let mut divided = Fragmenter::new(packet(&pool, &part), &layers, 1400).ok().unwrap();
+            let parts = std::iter::from_fn(|| divided.next_fragment(&pool));
+            all.extend(parts.map(|it| it.unwrap().segments().flatten().copied().collect::<Vec<u8>>()));
+        }
+        assert_eq!(all.iter().filter(|part| part.len() < 14 + 20 + 256).count(), 2, "small parts in the middle");
+        let last = all.pop().unwrap();
+        for part in &all {
+            assert_eq!(insert(&mut it, &pool, part, 0), Ok(None));
+        }
+        let joined = insert(&mut it, &pool, &last, 0).unwrap().unwrap();
+        assert_eq!((joined.len(), &joined[34..]), (whole.len(), &whole[34..]));
+        assert_eq!((it.len(), pool.outstanding()), (0, 0));
+    }
+
     #[test]
     fn overlaps_discard_the_packet() {
         let pool = Pool::new("reassembly", 64).unwrap();
@@ -546,7 +575,7 @@ mod tests {
         let pool = Pool::new("reassembly", 64).unwrap();
         let mut it = Reassembler::new();
         // Tiny ones, and one that ends beyond all packets.
-        for part in &fragments(&pool, &frame(false, 1, 0, 1000, 0), 100, 7)[..3] {
+        for part in &fragments(&pool, &frame(true, 1, 0, 1000, 0), 160, 7)[..3] {
             assert_eq!(insert(&mut it, &pool, part, 0), Err(DropReason::BadFragment));
         }
         let mut beyond = fragments(&pool, &frame(false, 1, 0, 1400, 0), 700, 7).remove(1);
