@@ -93,6 +93,10 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
             install_decap(gateway, rules, plane, &tunnel);
             NicTunnel { tunnel, encap: None }
         });
+        if let (Some(Ok(numbers)), Some(_)) = (it.encap, tunnel.next_hop) {
+            // BFD may have taken the remote out and back since the last check.
+            gateway.restore_nic_numbers(index as usize, numbers);
+        }
         let due = it.encap.is_none_or(|numbers| numbers.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, id) = (tunnel.remote, tunnel.id);
@@ -118,7 +122,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
 
 /// Returns whether two tunnels differ in nothing that the NIC compares when it decapsulates.
 fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
-    (one.id, one.local, one.remote) == (other.id, other.local, other.remote)
+    (one.id, one.local, one.remote, one.mac) == (other.id, other.local, other.remote, other.mac)
 }
 
 /// Installs decapsulation of the packets from a remote.

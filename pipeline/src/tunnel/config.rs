@@ -285,8 +285,11 @@ impl UnderlayConfig {
 
     /// Returns the UDP ports on which flow rules find tunnels.
     pub fn rule_tunnels(&self) -> Tunnels {
-        let [vxlan, gpe, geneve] =
-            [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND].map(|kind| self.port_of(kind));
+        // The default kind has its port alone.
+        let own = self.port_of(self.kind);
+        let port =
+            |kind: &'static TunnelKind| self.port_of(kind).filter(|port| kind == self.kind || Some(*port) != own);
+        let [vxlan, gpe, geneve] = [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND].map(port);
         Tunnels::default().with_vxlan(vxlan).with_vxlan_gpe(gpe).with_geneve(geneve)
     }
 }

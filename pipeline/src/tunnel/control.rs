@@ -99,6 +99,8 @@ pub struct Tunnel {
     pub gateway: Option<IpAddr>,
     /// Ethernet address of the next hop, if it is known.
     pub next_hop: Option<MacAddr>,
+    /// The gateway's Ethernet address.
+    pub mac: MacAddr,
 }
 
 /// The control-thread state of one gateway.
@@ -239,6 +241,7 @@ impl GatewayControl {
                 gateway: route.next_hop,
                 // A remote that carries nothing needs no headers in the NIC.
                 next_hop: route.mac.filter(|_| self.bfd.out(index).is_none()),
+                mac: self.layout.underlay.mac,
             })
         })
     }
@@ -273,6 +276,13 @@ impl GatewayControl {
             NextHop::Resolving | NextHop::Unreachable | NextHop::Out => return,
         };
         self.dirty = true;
+    }
+
+    /// Repeats [`Self::encapsulated_by_nic`] for a remote whose next hop was lost and has returned unchanged meanwhile.
+    pub fn restore_nic_numbers(&mut self, remote: usize, numbers: NicNumbers) {
+        if matches!(self.list.get(remote).map(|remote| &remote.next_hop), Some(NextHop::Ready(_))) {
+            self.encapsulated_by_nic(remote, Some(numbers));
+        }
     }
 
     /// Makes the workers see the changes of [`Self::encapsulated_by_nic`].

@@ -12,7 +12,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
-use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum};
+use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum, ipv4, ipv6};
 
 use super::config::{InnerVlans, TUNNEL_PEER};
 use super::encap::{SLOW_FLAGS, addresses, be64};
@@ -385,10 +385,21 @@ impl View<'_> {
             packet.pull_up(packet.len().min(HEADERS));
             match self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload) {
                 // The NIC has added an Ethernet header. The router's header takes its place.
-                Some(Payload::Ip) if packet.trim_front(ETHERNET_LEN) => {
-                    self.process_inner_packet(state, context, remotes, packet, Some(remote), segment);
+                Some(Payload::Ip) => {
+                    // The EtherType is that of the rule which the packet matched.
+                    let (version, least) = match packet.data().get(12..ETHERNET_LEN) {
+                        Some([0x08, 0x00]) => (4, ipv4::HEADER_LEN),
+                        _ => (6, ipv6::HEADER_LEN),
+                    };
+                    let first = packet.data().get(ETHERNET_LEN).map(|byte| byte >> 4);
+                    if packet.len() < ETHERNET_LEN + least || !packet.trim_front(ETHERNET_LEN) {
+                        context.drop(packet, DropReason::Truncated);
+                    } else if first != Some(version) {
+                        context.drop(packet, DropReason::BadVersion);
+                    } else {
+                        self.process_inner_packet(state, context, remotes, packet, Some(remote), segment);
+                    }
                 }
-                Some(Payload::Ip) => context.drop(packet, DropReason::TooShort),
                 _ => self.process_inner(state, context, remotes, packet, Some(remote), segment),
             }
             None

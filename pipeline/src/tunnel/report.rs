@@ -75,7 +75,10 @@ impl View<'_> {
 pub(super) fn report_next_hop(context: &mut Context<'_>, remote: &Remote) {
     let state = match &remote.next_hop {
         NextHop::Ready(_) => "is resolved".to_owned(),
-        NextHop::InNic(_, numbers) => format!("is resolved; the NIC has its headers as number {}", numbers.ipv4),
+        NextHop::InNic(_, numbers) => {
+            let all: Vec<String> = numbers.all().map(|number| number.to_string()).collect();
+            format!("is resolved; the NIC has its headers as number {}", all.join(" and "))
+        }
         NextHop::Held(..) => "is asked again, because the link was lost".to_owned(),
         NextHop::Resolving => "is being resolved".to_owned(),
         NextHop::Unreachable => "does not answer".to_owned(),
