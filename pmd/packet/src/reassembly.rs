@@ -18,7 +18,7 @@ use crate::{Packet, Pool};
 /// Nanoseconds after its first fragment in which a packet has to be complete. RFC 8200 allows 60 s. Fragments of one
 /// packet arrive together, and IPv4 uses each identification again soon (RFC 4963).
 pub const LIFETIME: u64 = 5_000_000_000;
-/// Maximum number of bytes that wait, with [`PART_COST`] for each fragment.
+/// Maximum number of bytes that wait, with 64 bytes for each fragment.
 pub const MAX_BYTES: usize = 4 << 20;
 /// Maximum number of packets that wait.
 pub const MAX_PACKETS: usize = 256;
