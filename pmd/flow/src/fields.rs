@@ -597,21 +597,28 @@ impl Constraints {
         self.require(Key::field(0, frag), MaskedValue { value: 0, mask: 2 }, at)?;
         let (link, layer3) = (Key::header_type(1, HeaderType::Link), Key::header_type(1, HeaderType::Network));
         let mut codes = vec![17, 47];
-        if self.value(link) != Some(1) && self.value(Key::header_type(0, HeaderType::Transport)).is_none_or(|v| v == 0)
-        {
+        if self.value(Key::header_type(0, HeaderType::Transport)).is_none_or(|v| v == 0) {
             match self.value(layer3).map(|v| v as u8) {
+                _ if self.value(link) == Some(1) => {}
                 Some(network::IPV4) => codes.push(4),
                 Some(network::IPV6) => codes.push(41),
                 None => codes.extend([4, 41]),
                 _ => {}
             }
+            // Ethernet in IP (RFC 8986 section 10.1).
+            if self.value(link) != Some(0) {
+                codes.push(143);
+            }
         }
-        if let Some(code @ (4 | 41)) = self.one_of(Key::field(0, protocol), &codes, at)? {
-            self.require(link, MaskedValue::exact(0, 8), at)?;
-            let version = if code == 4 { network::IPV4 } else { network::IPV6 };
-            self.require(layer3, MaskedValue::exact(version.into(), 8), at)?;
+        match self.one_of(Key::field(0, protocol), &codes, at)? {
+            Some(code @ (4 | 41)) => {
+                self.require(link, MaskedValue::exact(0, 8), at)?;
+                let version = if code == 4 { network::IPV4 } else { network::IPV6 };
+                self.require(layer3, MaskedValue::exact(version.into(), 8), at)
+            }
+            Some(143) => self.require(link, MaskedValue::exact(1, 8), at),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Requires the same if the type of the outer layer 3 is unknown.
