@@ -221,8 +221,7 @@ impl View<'_> {
         let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let mut last = (state.source.key, state.source.destination);
-        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
-        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let mut known = state.source.in_ipv4_frames();
         let mut outer = LastOuter::NONE;
         // VNI and source of the previous tunnel, and the remote and segment found for them.
         let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
@@ -585,12 +584,7 @@ impl View<'_> {
         header[..6].copy_from_slice(&self.layout.underlay.mac.0);
         header[6..12].copy_from_slice(&TUNNEL_PEER.0);
         header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
-        if self.layout.inspects || context.is_watched() {
-            match self.inspect(state, context, packet, segment) {
-                Some(admitted) => packet = admitted,
-                None => return,
-            }
-        }
+        let Some(mut packet) = self.inspect(state, context, packet, segment) else { return };
         if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
             self.limit_mss(state, context, &mut packet, remote);
         }
@@ -603,7 +597,7 @@ impl View<'_> {
         state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
-        mut packet: Packet,
+        packet: Packet,
         remote: Option<u32>,
         segment: u16,
     ) {
@@ -614,12 +608,7 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
-        if self.layout.inspects || context.is_watched() {
-            match self.inspect(state, context, packet, segment) {
-                Some(admitted) => packet = admitted,
-                None => return,
-            }
-        }
+        let Some(mut packet) = self.inspect(state, context, packet, segment) else { return };
         let policy = self.layout.segments.get(usize::from(segment)).map(|s| s.inner_vlans);
         if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {
             return context.drop(packet, DropReason::InnerVlan);

@@ -156,8 +156,7 @@ impl View<'_> {
         };
         let mut tally = Tally::new(first.segment);
         let mut last = (state.source.key, state.source.destination);
-        // Source and EtherType of the last IPv4 packet whose source is known, as they are in the frame.
-        let mut known = (last.0.to_u64() << 16 | u64::from(EtherType::IPV4.0), last.1);
+        let mut known = state.source.in_ipv4_frames();
         let prepared = keys.iter_mut().zip(hashes.iter_mut()).zip(flows.iter_mut());
         for ((i, packet), ((key, hash), flow)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let here = if SORTED { attachments[i] } else { from };
@@ -382,12 +381,7 @@ impl View<'_> {
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
         }
-        if self.layout.inspects || context.is_watched() {
-            match self.inspect(state, context, packet, attachment.segment) {
-                Some(admitted) => packet = admitted,
-                None => return,
-            }
-        }
+        let Some(mut packet) = self.inspect(state, context, packet, attachment.segment) else { return };
         if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }

@@ -245,9 +245,23 @@ fn filters<'c>(
 impl View<'_> {
     /// Passes a frame that enters a segment to captures, to the segment's mirror and to its filter. Returns the frame
     /// unless the filter drops it.
+    #[inline]
+    pub(super) fn inspect(
+        &self,
+        state: &StageState,
+        context: &mut Context<'_>,
+        packet: Packet,
+        segment: u16,
+    ) -> Option<Packet> {
+        if self.layout.inspects || context.is_watched() {
+            return self.inspect_entered(state, context, packet, segment);
+        }
+        Some(packet)
+    }
+
     #[cold]
     #[inline(never)]
-    pub(super) fn inspect(
+    fn inspect_entered(
         &self,
         state: &StageState,
         context: &mut Context<'_>,

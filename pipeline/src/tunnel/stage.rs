@@ -11,7 +11,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::reassembly::Reassembler;
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
-use wirepath_wire::{Parser, Tag, Tunnels, vlan};
+use wirepath_wire::{EtherType, Parser, Tag, Tunnels, vlan};
 
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
@@ -204,6 +204,13 @@ pub(super) struct KnownSource {
 
 impl KnownSource {
     const NONE: Self = Self { key: Key::from_u64(0), destination: NO_DESTINATION, generation: 0, second: 0 };
+
+    /// Returns the source and the EtherType as they are in its IPv4 frames, and the packed destination. The fast paths
+    /// compare each frame with those of the last one whose source is known.
+    #[inline(always)]
+    pub(super) fn in_ipv4_frames(&self) -> (u64, u32) {
+        (self.key.to_u64() << 16 | u64::from(EtherType::IPV4.0), self.destination)
+    }
 
     /// Invalidates the source if the table has changed or a new second has begun, in which it must be
     /// refreshed.

@@ -122,13 +122,7 @@ fn configured_options_are_sent() {
         assert_eq!(outer[outer.len() - inner.len() - 20..outer.len() - inner.len()], expected[..]);
         // The headers and the longest inner packet fill the underlay's MTU.
         let most = if remote.contains('.') { 1500 - 20 - 8 - 20 } else { 1500 - 40 - 8 - 20 };
-        for (len, fits) in [(most, true), (most + 1, false)] {
-            let mut inner = frame(FAR, HOST);
-            inner.resize(len, 0);
-            lab.send(LAN, &inner);
-            assert_eq!(lab.settle().iter().any(|(_, bytes)| bytes.ends_with(&inner)), fits, "{len}");
-        }
-        assert_eq!(lab.dropped(DropReason::TooBigForMtu), 1);
+        lab.assert_longest_frame(most);
     }
 }
 

@@ -103,6 +103,18 @@ impl Lab {
         std::iter::from_fn(|| self.stepped.next_sent()).map(|p| (p.out_port().unwrap(), bytes(&p))).collect()
     }
 
+    /// Checks that a frame of `most` bytes to an unknown host leaves, and a longer one is dropped as too big.
+    #[track_caller]
+    pub(crate) fn assert_longest_frame(&mut self, most: usize) {
+        for (len, fits) in [(most, true), (most + 1, false)] {
+            let mut inner = frame(FAR, HOST);
+            inner.resize(len, 0);
+            self.send(LAN, &inner);
+            assert_eq!(self.settle().iter().any(|(_, bytes)| bytes.ends_with(&inner)), fits, "{len}");
+        }
+        assert_eq!(self.dropped(DropReason::TooBigForMtu), 1);
+    }
+
     /// Every packet is somewhere: sent, dropped, consumed, or waiting for its next hop.
     #[track_caller]
     pub(crate) fn assert_balanced(&self) {

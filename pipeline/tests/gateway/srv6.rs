@@ -242,13 +242,7 @@ fn the_mtu_counts_the_segment_routing_header() {
     ] {
         let mut lab = ethernet(&table(segs, &format!(", mode = '{mode}'")), &format!("remotes = ['{REMOTE}']"));
         let most = 1500 - 40 - header;
-        for (len, fits) in [(most, true), (most + 1, false)] {
-            let mut inner = frame(FAR, HOST);
-            inner.resize(len, 0);
-            lab.send(LAN, &inner);
-            assert_eq!(lab.settle().iter().any(|(_, bytes)| bytes.ends_with(&inner)), fits, "{len}");
-        }
-        assert_eq!(lab.dropped(DropReason::TooBigForMtu), 1);
+        lab.assert_longest_frame(most);
     }
 }
 

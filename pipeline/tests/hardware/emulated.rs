@@ -230,6 +230,14 @@ fn every_backend_gives_the_results_of_the_reference() {
     });
 }
 
+/// Writes total length and checksum of an outer IPv4 header without options.
+fn finish_ipv4(frame: &mut [u8]) {
+    let length = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&length.to_be_bytes());
+    let sum = !wirepath_nic_emulator::frame::fold(wirepath_nic_emulator::frame::sum(&frame[14..34]));
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// Returns a VXLAN packet with this number of bytes behind the UDP datagram.
 fn vxlan(behind: usize, checksum: u16) -> Vec<u8> {
     let inner: Vec<u8> = [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5][..], &[7; 46]].concat();
@@ -240,10 +248,7 @@ fn vxlan(behind: usize, checksum: u16) -> Vec<u8> {
     frame.extend([8, 0, 0, 0, 0, 0, 7, 0]);
     frame.extend(inner);
     frame.extend(vec![0xee; behind]);
-    let length = (frame.len() - 14) as u16;
-    frame[16..18].copy_from_slice(&length.to_be_bytes());
-    let sum = !wirepath_nic_emulator::frame::fold(wirepath_nic_emulator::frame::sum(&frame[14..34]));
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    finish_ipv4(&mut frame);
     frame
 }
 
@@ -280,10 +285,7 @@ fn gre(flags: u16, optional: bool) -> Vec<u8> {
     frame.extend(&[0u8; 4][..if optional { 4 } else { 0 }]);
     frame.extend([2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
     frame.extend([7; 46]);
-    let length = (frame.len() - 14) as u16;
-    frame[16..18].copy_from_slice(&length.to_be_bytes());
-    let sum = !wirepath_nic_emulator::frame::fold(wirepath_nic_emulator::frame::sum(&frame[14..34]));
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    finish_ipv4(&mut frame);
     frame
 }
 
