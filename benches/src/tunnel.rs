@@ -1,15 +1,17 @@
-//! Encapsulation and decapsulation with the gateway stage: packet source, VXLAN, packet sink.
+//! Encapsulation and decapsulation with the gateway stage: packet source, tunnel, packet sink.
 
-use std::net::IpAddr;
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::ValueEnum;
 use wirepath::cli::Failure;
 use wirepath_pipeline::table::{FdbLimits, Key};
 use wirepath_pipeline::tunnel::tables::Destination;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options, TunnelSpec};
+use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options};
 use wirepath_settings::Source;
-use wirepath_wire::MacAddr;
+use wirepath_wire::build::{OuterChecksum, OuterConfig, OuterHeaders, PayloadType, Transport, VariableFields};
+use wirepath_wire::{IpProtocol, MacAddr, geneve, vxlan, vxlan_gpe};
 
 use crate::measure::{self, Common, Figures, PacketLimit};
 
@@ -23,9 +25,17 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Direction::Encap)]
     direction: Direction,
 
-    /// Number of flows, each to a host of its own
+    /// Number of flows, each to a host of its own; flows of tunnels with IP packets have a network of their own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     flows: u32,
+
+    /// Number of segments, which the flows have in turn; several have a VLAN each on the local port
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4000))]
+    segments: u32,
+
+    /// Number of remotes, which the flows have in turn
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    remotes: u32,
 
     /// Length of the inner frame in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=8192))]
@@ -42,10 +52,83 @@ pub(crate) struct Arguments {
     limit: PacketLimit,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Kind {
     /// VXLAN (RFC 7348)
     Vxlan,
+    /// VXLAN-GPE with Ethernet frames
+    VxlanGpe,
+    /// VXLAN-GPE with IP packets
+    VxlanGpeIp,
+    /// GENEVE with Ethernet frames (RFC 8926)
+    Geneve,
+    /// GENEVE with IP packets
+    GeneveIp,
+    /// GRE with Ethernet frames (RFC 2784)
+    Gretap,
+    /// NVGRE (RFC 7637)
+    Nvgre,
+    /// GRE with IP packets
+    Gre,
+    /// IP in IP (RFC 2003, RFC 2473)
+    Ipip,
+}
+
+/// Tunnel of one segment as the configuration and the remotes have it.
+struct Tunnel {
+    /// Keys of the segment.
+    keys: String,
+    transport: Transport,
+    /// Header of the packets from remotes.
+    header: Vec<u8>,
+    variable: VariableFields,
+}
+
+impl Kind {
+    /// Returns whether the tunnel carries IP packets, so that the gateway routes.
+    fn is_routed(self) -> bool {
+        matches!(self, Self::VxlanGpeIp | Self::GeneveIp | Self::Gre | Self::Ipip)
+    }
+
+    /// Returns whether tunnel headers name a segment.
+    fn has_id(self) -> bool {
+        !matches!(self, Self::Gretap | Self::Gre | Self::Ipip)
+    }
+
+    fn tunnel(self, id: u32) -> Tunnel {
+        let name = match self {
+            Self::Vxlan => "vxlan",
+            Self::VxlanGpe | Self::VxlanGpeIp => "vxlan-gpe",
+            Self::Geneve | Self::GeneveIp => "geneve",
+            Self::Gretap => "gretap",
+            Self::Nvgre => "nvgre",
+            Self::Gre => "gre",
+            Self::Ipip => "ipip",
+        };
+        let payload = if matches!(self, Self::VxlanGpeIp | Self::GeneveIp) { "payload = \"ip\"\n" } else { "" };
+        let vni = if self.has_id() { format!("vni = {id}\n") } else { String::new() };
+        let udp = |dst_port| Transport::Udp { dst_port, checksum: OuterChecksum::Standard };
+        let gre = Transport::Protocol(IpProtocol::GRE);
+        let [_, high, middle, low] = id.to_be_bytes();
+        let (transport, header, payload_type) = match self {
+            Self::Vxlan => (udp(vxlan::PORT), vec![8, 0, 0, 0, high, middle, low, 0], None),
+            Self::VxlanGpe => (udp(vxlan_gpe::PORT), vec![0xc, 0, 0, 3, high, middle, low, 0], None),
+            Self::VxlanGpeIp => {
+                let payload = PayloadType::NextProtocol(3);
+                (udp(vxlan_gpe::PORT), vec![0xc, 0, 0, 0, high, middle, low, 0], Some(payload))
+            }
+            Self::Geneve => (udp(geneve::PORT), vec![0, 0, 0x65, 0x58, high, middle, low, 0], None),
+            Self::GeneveIp => {
+                (udp(geneve::PORT), vec![0, 0, 0, 0, high, middle, low, 0], Some(PayloadType::EtherType(2)))
+            }
+            Self::Gretap => (gre, vec![0, 0, 0x65, 0x58], None),
+            Self::Nvgre => (gre, vec![0x20, 0, 0x65, 0x58, high, middle, low, 0], None),
+            Self::Gre => (gre, vec![0, 0, 0, 0], Some(PayloadType::EtherType(2))),
+            Self::Ipip => (Transport::Protocol(IpProtocol::IPV4), Vec::new(), Some(PayloadType::IpProtocol)),
+        };
+        let variable = VariableFields { payload_type, ..VariableFields::default() };
+        Tunnel { keys: format!("kind = \"{name}\"\n{vni}{payload}"), transport, header, variable }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -58,61 +141,174 @@ enum Direction {
     Both,
 }
 
-/// Host addresses on the local side and behind the remote.
+/// Host addresses on the local side and behind the remotes.
 const LOCAL: MacAddr = MacAddr([2, 0x11, 0x22, 0, 0, 0]);
 const DISTANT: MacAddr = MacAddr([2, 0x66, 0x77, 0, 0, 0]);
-/// The remote's address on the underlay.
+/// Address of the next hop to all remotes.
 const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x99]);
 /// The gateway's address on the underlay.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+/// The gateway's address in the segment of local hosts, for tunnels that carry IP packets.
+const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+/// First segment identifier.
+const FIRST_ID: u32 = 10;
 
 fn host_address(base: MacAddr, i: u32) -> MacAddr {
     MacAddr::from_u64(base.to_u64() | u64::from(i))
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
-    let Kind::Vxlan = arguments.kind;
-    let (ours, theirs) = if arguments.ipv6 { ("fd00:9::1", "fd00:9::2") } else { ("10.9.0.1", "10.9.0.2") };
-    let net = if arguments.ipv6 { 64 } else { 24 };
-    let text = format!(
+/// Addresses of the underlay: the gateway with the length of its network, the next hop, and the first remote.
+struct Underlay {
+    ours: IpAddr,
+    len: u8,
+    next_hop: IpAddr,
+    first: IpAddr,
+}
+
+impl Underlay {
+    fn new(ipv6: bool) -> Self {
+        let (ours, len, next_hop, first) = if ipv6 {
+            ("fd00:9::1", 64, "fd00:9::fe", "fd00:a::1")
+        } else {
+            ("10.9.0.1", 24, "10.9.0.254", "10.10.0.1")
+        };
+        let address = |text: &str| text.parse().expect("an address");
+        Self { ours: address(ours), len, next_hop: address(next_hop), first: address(first) }
+    }
+
+    fn remote(&self, i: u32) -> IpAddr {
+        match self.first {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + i).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + u128::from(i)).into(),
+        }
+    }
+}
+
+/// Returns the number of pairs of segment and remote, which the flows have in turn.
+fn pairs(segments: u32, remotes: u32) -> u32 {
+    let (mut a, mut b) = (segments, remotes);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    segments / a * remotes
+}
+
+/// Returns the configuration, and for each pair of segment and remote the position of the remote among those of all
+/// segments.
+fn configuration(arguments: &Arguments, underlay: &Underlay) -> (String, Vec<u32>) {
+    let (segments, remotes) = (arguments.segments, arguments.remotes);
+    let mut text = format!(
         "[[port]]\nname = \"local\"\ndriver = \"null\"\nmtu = 9000\n\
-         [[port]]\nname = \"underlay\"\ndriver = \"null\"\nmtu = 9100\n\
-         [underlay]\nport = \"underlay\"\naddresses = [\"{ours}/{net}\"]\n\
-         [[segment]]\nname = \"s\"\nvni = 10\nremotes = [\"{theirs}\"]\nports = [{{ port = \"local\" }}]\nageing = 0\n"
+         [[port]]\nname = \"underlay\"\ndriver = \"null\"\nmtu = 9200\n\
+         [underlay]\nport = \"underlay\"\naddresses = [\"{}/{}\"]\ngateways = [\"{}\"]\n",
+        underlay.ours, underlay.len, underlay.next_hop
     );
+    let pairs = pairs(segments, remotes);
+    let mut positions = vec![0; pairs as usize];
+    let mut position = 0;
+    for segment in 0..segments {
+        let mut list = String::new();
+        for pair in (segment..pairs).step_by(segments as usize) {
+            let _ = write!(list, "\"{}\", ", underlay.remote(pair % remotes));
+            positions[pair as usize] = position;
+            position += 1;
+        }
+        let keys = arguments.kind.tunnel(FIRST_ID + segment).keys;
+        let _ = write!(text, "[[segment]]\nname = \"s{segment}\"\n{keys}remotes = [{list}]\n");
+        let vlan = if segments > 1 { format!(", vlan = {}", segment + 1) } else { String::new() };
+        if arguments.kind.is_routed() {
+            let _ = write!(
+                text,
+                "addresses = [\"10.255.0.1/24\"]\n[[segment]]\nname = \"local\"\nageing = 0\n\
+                 router_mac = \"{ROUTER}\"\naddresses = [\"192.168.1.254/24\"]\n\
+                 ports = [{{ port = \"local\"{vlan} }}]\n[[vrf]]\nname = \"default\"\n\
+                 routes = [{{ to = \"0.0.0.0/0\", {} }}]\n",
+                match arguments.direction {
+                    Direction::Decap => "via = [\"192.168.1.2\"]",
+                    _ => "next_hops = [{ segment = \"s0\" }]",
+                }
+            );
+        } else {
+            let _ = write!(text, "ports = [{{ port = \"local\"{vlan} }}]\nageing = 0\n");
+        }
+    }
+    (text, positions)
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+    let (kind, direction, flows) = (arguments.kind, arguments.direction, arguments.flows);
+    let (segments, remotes) = (arguments.segments, arguments.remotes);
+    if kind.is_routed() && direction == Direction::Both {
+        return Err(Failure::usage("--direction both: tunnels with IP packets have no hosts to learn"));
+    }
+    if segments > 1 && (kind.is_routed() || !kind.has_id()) {
+        return Err(Failure::usage("--segments: the tunnel has no segment identifier, or carries IP packets"));
+    }
+    if remotes > 1 && kind.is_routed() {
+        return Err(Failure::usage("--remotes: tunnels with IP packets have one remote"));
+    }
+    let underlay = Underlay::new(arguments.ipv6);
+    let (text, positions) = configuration(arguments, &underlay);
     let source = Source::new("wirepath-bench", text.as_str());
     let document = source.parse().map_err(Failure::usage)?;
     let config = GatewayConfig::read(&document.settings(), &["local", "underlay"]).map_err(Failure::usage)?;
     let mut ports = measure::ports(&text)?;
 
-    let (flows, direction) = (arguments.flows, arguments.direction);
-    let [theirs, ours]: [IpAddr; 2] = [theirs, ours].map(|a| a.parse().expect("an address"));
+    let tunnels = (0..positions.len() as u32).map(|pair| {
+        let tunnel = kind.tunnel(FIRST_ID + pair % segments);
+        OuterHeaders::new(&OuterConfig {
+            src_mac: REMOTE_MAC,
+            dst_mac: OUR_MAC,
+            tags: &[],
+            src: underlay.remote(pair % remotes),
+            dst: underlay.ours,
+            ttl: 64,
+            traffic_class: 0,
+            flow_label: 0,
+            transport: tunnel.transport,
+            tunnel_header: &tunnel.header,
+            variable: tunnel.variable,
+        })
+    });
+    let tunnels = tunnels.collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
     // Both directions: frames from all hosts to all hosts. One direction: from one host to all.
-    let frames = |source_mac, destination_mac, tunnel| FrameSpec {
+    let frames = |source_mac, destination_mac, tunnels| FrameSpec {
         size: arguments.size.into(),
         flows,
         source_mac,
         vary_source_mac: direction == Direction::Both,
         destination_mac,
-        vary_destination_mac: true,
-        tunnel,
+        vary_destination_mac: !kind.is_routed(),
+        vary_network: kind.is_routed(),
+        tunnels,
         ..FrameSpec::default()
     };
     let plan = |wanted: bool, spec: FrameSpec, mac| -> Result<Box<Options>, Failure> {
         let source = if wanted { Some(spec.build().map_err(Failure::usage)?) } else { None };
         Ok(Box::new(Options { source, mac, ring: arguments.common.ring(), count: None }))
     };
-    let tunnel =
-        TunnelSpec { vni: 10, source_mac: REMOTE_MAC, destination_mac: OUR_MAC, source: theirs, destination: ours };
-    ports[0].plan = plan(direction != Direction::Decap, frames(LOCAL, DISTANT, None), None)?;
-    ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, LOCAL, Some(tunnel)), Some(OUR_MAC))?;
+    let mut local = frames(LOCAL, if kind.is_routed() { ROUTER } else { DISTANT }, Vec::new());
+    if segments > 1 {
+        (local.vlan, local.vlans) = (Some(1), segments as u16);
+    }
+    ports[0].plan = plan(direction != Direction::Decap, local, None)?;
+    ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, LOCAL, tunnels), Some(OUR_MAC))?;
     measure::run(ports, &arguments.common, &arguments.limit, move |runtime| {
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.fdb().set_limits(FdbLimits { entries: 1 << 24, per_segment: 1 << 24, ..FdbLimits::default() });
-        control.set_next_hop(theirs, REMOTE_MAC);
-        for i in 0..flows {
-            control.fdb().learn(Key::new(0, host_address(DISTANT, i)), Destination::Remote(0).pack(), 0);
-            control.fdb().learn(Key::new(0, host_address(LOCAL, i)), Destination::Attachment(0).pack(), 0);
+        control.set_next_hop(underlay.next_hop, REMOTE_MAC);
+        if kind.is_routed() {
+            let host = host_address(LOCAL, 0);
+            control.set_neighbour(1, IpAddr::from([192, 168, 1, 2]), host);
+            control.fdb().learn(Key::new(1, host), Destination::Attachment(0).pack(), 0);
+        } else {
+            for i in 0..flows {
+                let segment = i % segments;
+                let remote = positions[i as usize % positions.len()];
+                let fdb = control.fdb();
+                fdb.learn(Key::new(segment as u16, host_address(DISTANT, i)), Destination::Remote(remote).pack(), 0);
+                fdb.learn(Key::new(segment as u16, host_address(LOCAL, i)), Destination::Attachment(segment).pack(), 0);
+            }
         }
         Ok(Box::new(move |worker| control.stage(worker)))
     })

@@ -193,25 +193,14 @@ pub struct FrameSpec {
     pub vary_destination_mac: bool,
     /// True if each flow has a network of its own as destination: 11.0.0.0/24 or 2001:db8:2::/64 and those that follow.
     pub vary_network: bool,
-    /// VLAN tag.
+    /// VLAN ID of the first flow.
     pub vlan: Option<u16>,
-    /// Encapsulate the frame in VXLAN. `size` is then that of the inner frame.
-    pub tunnel: Option<TunnelSpec>,
-}
-
-/// Outer header of generated frames.
-#[derive(Clone, Debug)]
-pub struct TunnelSpec {
-    /// VXLAN network identifier.
-    pub vni: u32,
-    /// Outer Ethernet source.
-    pub source_mac: MacAddr,
-    /// Outer Ethernet destination.
-    pub destination_mac: MacAddr,
-    /// Outer source address.
-    pub source: IpAddr,
-    /// Outer destination address, of the same family.
-    pub destination: IpAddr,
+    /// Number of VLANs, which the flows have in turn from `vlan` on.
+    pub vlans: u16,
+    /// Outer headers of tunnels, which the flows have in turn; without them the frames are not encapsulated. All are of
+    /// the same length. `size` is that of the inner frame. Tunnels that carry IP packets have it without its Ethernet
+    /// header and its VLAN tag.
+    pub tunnels: Vec<OuterHeaders>,
 }
 
 impl Default for FrameSpec {
@@ -227,7 +216,8 @@ impl Default for FrameSpec {
             vary_destination_mac: true,
             vary_network: false,
             vlan: None,
-            tunnel: None,
+            vlans: 1,
+            tunnels: Vec::new(),
         }
     }
 }
@@ -241,7 +231,7 @@ impl FrameSpec {
     /// Generates the frames.
     pub fn build(&self) -> Result<Frames, String> {
         let ip = if self.ipv6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
-        let least = 14 + 4 * usize::from(self.vlan.is_some()) + ip + self.content.header_len();
+        let least = self.ethernet_len() + ip + self.content.header_len();
         if !(least..=9216).contains(&self.size) {
             return Err(format!("frames of {} bytes are not possible, only {least} to 9216", self.size));
         }
@@ -254,47 +244,40 @@ impl FrameSpec {
                 MAX_MEMORY >> 20
             ));
         }
-        let encap = match &self.tunnel {
-            None => None,
-            Some(tunnel) => {
-                let vni = Vni::new(tunnel.vni).ok_or_else(|| format!("VNI {} has more than 24 bits", tunnel.vni))?;
-                let config = VxlanConfig {
-                    src_mac: tunnel.source_mac,
-                    dst_mac: tunnel.destination_mac,
-                    tags: &[],
-                    src: tunnel.source,
-                    dst: tunnel.destination,
-                    dst_port: vxlan::PORT,
-                    vni,
-                    ttl: 64,
-                    traffic_class: 0,
-                    flow_label: 0,
-                    checksum: OuterChecksum::Standard,
-                };
-                Some(OuterHeaders::vxlan(&config).map_err(|e| e.to_string())?)
-            }
-        };
-        let outer = encap.as_ref().map_or(0, OuterHeaders::len);
-        let len = self.size + outer;
+        let outer = self.tunnels.first().map_or(0, OuterHeaders::len);
+        if self.tunnels.iter().any(|tunnel| tunnel.len() != outer) {
+            return Err("the outer headers are of different lengths".to_owned());
+        }
+        let carries_packets = self.tunnels.first().is_some_and(OuterHeaders::carries_packets);
+        let removed = if carries_packets { self.ethernet_len() } else { 0 };
+        let len = self.size + outer - removed;
         let mut templates = Templates::new(self.about(), self.flows, len);
+        let mut inner = vec![0; self.size];
         for flow in 0..self.flows {
+            self.emit(flow, &mut inner);
+            let inner = &inner[removed..];
             let frame = templates.frame_mut(flow);
-            self.emit(flow, &mut frame[outer..len]);
-            if let Some(encap) = &encap {
-                let (head, inner) = frame[..len].split_at_mut(outer);
-                let mut patch = encap.fields(inner.len(), 0xc000 | (flow as u16 & 0x3fff));
-                if encap.needs_sum() {
-                    patch.inner_sum = checksum::sum(inner);
+            frame[outer..len].copy_from_slice(inner);
+            if let Some(tunnel) = self.tunnels.get(flow as usize % self.tunnels.len().max(1)) {
+                let mut fields = tunnel.fields(inner.len(), 0xc000 | (flow as u16 & 0x3fff));
+                fields.carries_ipv6 = self.ipv6;
+                if tunnel.needs_sum() {
+                    fields.inner_sum = checksum::sum(inner);
                 }
-                encap.emit(head, &patch).map_err(|e| e.to_string())?;
+                tunnel.emit(&mut frame[..outer], &fields).map_err(|e| e.to_string())?;
             }
         }
         Ok(Frames::Templates(Arc::new(templates)))
     }
 
+    /// Length of the Ethernet header and the VLAN tag in bytes.
+    fn ethernet_len(&self) -> usize {
+        14 + 4 * usize::from(self.vlan.is_some())
+    }
+
     fn about(&self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
-        let tunnel = self.tunnel.as_ref().map(|t| format!(" in VXLAN {}", t.vni)).unwrap_or_default();
+        let tunnel = if self.tunnels.is_empty() { "" } else { " in a tunnel" };
         let content = self.content.name();
         format!("{} flows of {family}/{content} frames of {} bytes{tunnel}", self.flows, self.size)
     }
@@ -302,7 +285,7 @@ impl FrameSpec {
     /// Writes the frame of a flow. `build` has checked that `frame` has space for the headers.
     fn emit(&self, flow: u32, frame: &mut [u8]) {
         const ROOM: &str = "length was checked";
-        let l2 = 14 + 4 * usize::from(self.vlan.is_some());
+        let l2 = self.ethernet_len();
         let ethertype = if self.ipv6 { EtherType::IPV6 } else { EtherType::IPV4 };
         let header = ethernet::Repr {
             dst: if self.vary_destination_mac { mac_of_flow(self.destination_mac, flow) } else { self.destination_mac },
@@ -310,7 +293,8 @@ impl FrameSpec {
             ethertype: if self.vlan.is_some() { EtherType::VLAN } else { ethertype },
         };
         header.emit(frame).expect(ROOM);
-        if let Some(tci) = self.vlan {
+        if let Some(first) = self.vlan {
+            let tci = first + (flow % u32::from(self.vlans.max(1))) as u16;
             frame[14..16].copy_from_slice(&tci.to_be_bytes());
             frame[16..18].copy_from_slice(&ethertype.0.to_be_bytes());
         }
@@ -411,14 +395,21 @@ impl Frames {
             (spec.destination_mac, spec.vary_destination_mac) = (address, false);
         }
         if let Some(tunnel) = settings.subtable(&VXLAN)? {
-            spec.tunnel = Some(tunnel.complete(|tunnel| {
-                Ok(TunnelSpec {
-                    vni: tunnel.read(&TUNNEL_VNI)?,
-                    source_mac: tunnel.read(&TUNNEL_SOURCE_MAC)?,
-                    destination_mac: tunnel.read(&TUNNEL_DESTINATION_MAC)?,
-                    source: tunnel.read(&TUNNEL_SOURCE)?,
-                    destination: tunnel.read(&TUNNEL_DESTINATION)?,
-                })
+            spec.tunnels.push(tunnel.complete(|tunnel| {
+                let config = VxlanConfig {
+                    src_mac: tunnel.read(&TUNNEL_SOURCE_MAC)?,
+                    dst_mac: tunnel.read(&TUNNEL_DESTINATION_MAC)?,
+                    tags: &[],
+                    src: tunnel.read(&TUNNEL_SOURCE)?,
+                    dst: tunnel.read(&TUNNEL_DESTINATION)?,
+                    dst_port: vxlan::PORT,
+                    vni: Vni::new(tunnel.read(&TUNNEL_VNI)?).expect("the key has a range"),
+                    ttl: 64,
+                    traffic_class: 0,
+                    flow_label: 0,
+                    checksum: OuterChecksum::Standard,
+                };
+                OuterHeaders::vxlan(&config).map_err(|why| tunnel.error_in(&TUNNEL_DESTINATION, why.to_string()))
             })?);
         }
         match source {
@@ -546,18 +537,28 @@ mod tests {
     #[test]
     fn frames_parse_and_have_good_checksums() {
         let pool = Pool::new("p", 64).unwrap();
-        let tunnel = |v6: bool| TunnelSpec {
-            vni: 10,
-            source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            source: if v6 { "fd00::1".parse().unwrap() } else { "10.9.0.1".parse().unwrap() },
-            destination: if v6 { "fd00::2".parse().unwrap() } else { "10.9.0.2".parse().unwrap() },
+        let tunnel = |v6: bool| {
+            let (src, dst) = if v6 { ("fd00::1", "fd00::2") } else { ("10.9.0.1", "10.9.0.2") };
+            let headers = OuterHeaders::vxlan(&VxlanConfig {
+                src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+                dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                tags: &[],
+                src: src.parse().unwrap(),
+                dst: dst.parse().unwrap(),
+                dst_port: vxlan::PORT,
+                vni: Vni::new(10).unwrap(),
+                ttl: 64,
+                traffic_class: 0,
+                flow_label: 0,
+                checksum: OuterChecksum::Standard,
+            });
+            vec![headers.unwrap()]
         };
         for size in [66, 128, 1500, 9216] {
             for ipv6 in [false, true] {
-                for tunnel in [None, Some(tunnel(false)), Some(tunnel(true))] {
-                    let inside = tunnel.is_some();
-                    let spec = FrameSpec { size, flows: 3, ipv6, tunnel, ..FrameSpec::default() };
+                for tunnels in [vec![], tunnel(false), tunnel(true)] {
+                    let inside = !tunnels.is_empty();
+                    let spec = FrameSpec { size, flows: 3, ipv6, tunnels, ..FrameSpec::default() };
                     let frames = fill(&spec.build().unwrap(), &pool, 4);
                     assert_eq!(frames[0], frames[3], "flows come in turn");
                     assert_ne!(frames[0], frames[1]);

@@ -5,7 +5,7 @@ mod frames;
 use std::any::Any;
 use std::sync::Arc;
 
-pub use frames::{Content, FrameSpec, Frames, Templates, TunnelSpec};
+pub use frames::{Content, FrameSpec, Frames, Templates};
 
 use crate::drivers::Driver;
 use crate::port::{
