@@ -1,9 +1,10 @@
 //! Decapsulation: from tunnels to local attachments.
 //!
 //! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without options, UDP
-//! checksum or congestion mark, with the plain header of the default kind of tunnels. It comes from a known remote and
-//! carries an untagged inner frame to a known host. [`View::decapsulate_one`] processes all other packets. It parses
-//! all headers and drops packets with a precise reason.
+//! checksum or congestion mark, with the plain header of one kind of tunnels. It comes from a known remote and
+//! carries an untagged inner frame to a known host. [`View::decapsulate_known`] takes packets with other outer headers
+//! that the slow path has accepted in the same batch. [`View::decapsulate_one`], the slow path, processes all other
+//! packets. It parses all headers and drops packets with a precise reason.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,7 +15,7 @@ use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum, ipv4, ipv6};
 
-use super::config::{InnerVlans, TUNNEL_PEER};
+use super::config::InnerVlans;
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
 use super::kinds::Payload;
@@ -33,7 +34,7 @@ const OUTER4: usize = 50;
 const QUICK: usize = OUTER4 + ETHERNET_LEN;
 /// Number of header bytes that are parsed. They hold outer Ethernet with a tag, IPv6 with some extension
 /// headers, UDP, the longest tunnel header, inner Ethernet with tags, and inner IP.
-const HEADERS: usize = 512;
+pub(super) const HEADERS: usize = 512;
 
 /// The gateway's addresses, UDP port and default kind of tunnels in the form that the fast path compares.
 struct LocalEndpoint {
@@ -161,6 +162,22 @@ pub(super) struct Stripped {
     pub(super) payload: Payload,
 }
 
+/// Outer headers of a packet that can be decapsulated.
+pub(super) struct Outer {
+    pub(super) id: TunnelId,
+    pub(super) payload: Payload,
+    /// Index of the remote, if it is known.
+    pub(super) remote: Option<u32>,
+    pub(super) segment: u16,
+    /// Offset of the inner frame or IP packet, and its end. Padding may follow.
+    pub(super) inner: usize,
+    pub(super) end: usize,
+    /// DSCP and ECN of the outer IP header.
+    pub(super) class: u8,
+    /// True if the tunnel header has a checksum.
+    pub(super) has_checksum: bool,
+}
+
 /// Result for a packet that cannot be decapsulated.
 pub(super) enum Rejection {
     Drop(DropReason),
@@ -216,10 +233,14 @@ impl View<'_> {
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
+        if underlay.plain.is_none() {
+            let all = u64::MAX.checked_shr(u64::BITS - batch.len() as u32).unwrap_or(0);
+            return self.decapsulate_others(state, context, batch, all, all);
+        }
         let ours = LocalEndpoint::new(underlay);
 
         let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
-        let (mut new_sources, mut slow) = (0, 0u64);
+        let (mut new_sources, mut slow, mut other) = (0, 0u64, 0u64);
         let mut last = (state.source.key, state.source.destination);
         let mut known = state.source.in_ipv4_frames();
         let mut outer = LastOuter::NONE;
@@ -228,10 +249,16 @@ impl View<'_> {
         let prepared = keys.iter_mut().zip(hashes.iter_mut());
         for ((i, packet), (key, hash)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let is_fast = 'fast: {
-                let Some(quick) = packet.data().first_chunk::<QUICK>() else { break 'fast false };
+                let Some(quick) = packet.data().first_chunk::<QUICK>() else {
+                    other |= 1 << i;
+                    break 'fast false;
+                };
                 let words = OuterWords::of(quick);
                 if !outer.has_same(&words, quick, packet.len()) {
-                    let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { break 'fast false };
+                    let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else {
+                        other |= 1 << i;
+                        break 'fast false;
+                    };
                     if (vni, source) != (tunnel.0, tunnel.1) {
                         let id = TunnelId { kind: ours.kind, id: Some(vni), sid: None };
                         let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
@@ -335,22 +362,48 @@ impl View<'_> {
         if slow != 0 {
             let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);
             slow &= !routed;
-            if slow == 0 {
-                return;
+            if slow != 0 {
+                self.decapsulate_others(state, context, batch, slow, other);
             }
-            let mut i = 0;
-            batch.filter_map(|packet| {
-                let at = i;
-                i += 1;
-                if slow & 1 << at == 0 {
-                    // Packets stay in order with those of their flows on the slow path.
-                    context.send_by_out_port(packet);
-                    return None;
-                }
-                self.decapsulate_one(state, context, remotes, packet);
-                None
-            });
         }
+    }
+
+    /// Processes the packets of a batch that `slow` marks. Those that `other` marks too may have outer headers of any
+    /// kind of tunnel. All packets keep their order.
+    #[inline(never)]
+    fn decapsulate_others(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        batch: &mut Batch,
+        mut slow: u64,
+        other: u64,
+    ) {
+        let remotes = self.remotes.read(context.guard());
+        let mut stripped = 0;
+        if other != 0 && !context.is_watched() && !self.layout.inspects {
+            let marks = self.decapsulate_known(state, context, remotes, batch.as_mut_slice(), other);
+            slow &= !marks.done;
+            stripped = marks.stripped;
+        }
+        if slow == 0 {
+            return;
+        }
+        let mut i = 0;
+        batch.filter_map(|packet| {
+            let at = i;
+            i += 1;
+            if slow & 1 << at == 0 {
+                // Packets stay in order with those of their flows on the slow path.
+                context.send_by_out_port(packet);
+            } else if stripped & 1 << at == 0 {
+                self.decapsulate_one(state, context, remotes, packet);
+            } else {
+                let remote = state.scratch.remotes[at];
+                self.process_stripped(state, context, remotes, packet, remote);
+            }
+            None
+        });
     }
 
     /// Processes a batch in which the NIC has decapsulated some packets. All packets keep their order.
@@ -456,11 +509,38 @@ impl View<'_> {
         remotes: &Remotes,
         packet: &mut Packet,
     ) -> Result<Stripped, Rejection> {
+        packet.pull_up(packet.len().min(HEADERS));
+        let Outer { payload, remote, segment, inner, end, class, .. } =
+            self.read_outer(state, context, remotes, packet)?;
+        // Padding may follow the datagram.
+        if !packet.truncate(end) || !packet.trim_front(inner) {
+            return Err(DropReason::Truncated.into());
+        }
+        packet.set_checksum_status(ChecksumStatus::NONE);
+        packet.pull_up(packet.len().min(HEADERS));
+        let inner = packet.data_mut();
+        let is_valid = match payload {
+            Payload::Ethernet => super::ecn::apply(class, inner),
+            Payload::Ip => super::ecn::apply_to_packet(class, inner),
+        };
+        if !is_valid {
+            return Err(DropReason::BadEcn.into());
+        }
+        Ok(Stripped { remote, segment, payload })
+    }
+
+    /// Reads and checks the outer headers. The first buffer of the packet has [`HEADERS`] bytes of a longer one.
+    pub(super) fn read_outer(
+        &self,
+        state: &StageState,
+        context: &Context<'_>,
+        remotes: &Remotes,
+        packet: &Packet,
+    ) -> Result<Outer, Rejection> {
         let underlay = &self.layout.underlay;
         if packet.vlan().is_some() {
             return Err(DropReason::NotForUs.into());
         }
-        packet.pull_up(packet.len().min(HEADERS));
         let frame = packet.data();
         let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
         if dst_mac != underlay.mac && !dst_mac.is_multicast() {
@@ -542,21 +622,7 @@ impl View<'_> {
             return Err(found);
         }
         let class = super::ecn::traffic_class(frame).unwrap_or(0);
-        // Padding may follow the datagram.
-        if !packet.truncate(end) || !packet.trim_front(inner) {
-            return Err(DropReason::Truncated.into());
-        }
-        packet.set_checksum_status(ChecksumStatus::NONE);
-        packet.pull_up(packet.len().min(HEADERS));
-        let inner = packet.data_mut();
-        let is_valid = match payload {
-            Payload::Ethernet => super::ecn::apply(class, inner),
-            Payload::Ip => super::ecn::apply_to_packet(class, inner),
-        };
-        if !is_valid {
-            return Err(DropReason::BadEcn.into());
-        }
-        Ok(Stripped { remote, segment, payload })
+        Ok(Outer { id, payload, remote, segment, inner, end, class, has_checksum: header.has_checksum })
     }
 
     /// Routes an IP packet of a layer-3 tunnel. The router takes Ethernet frames, so the packet gets an Ethernet
@@ -578,12 +644,23 @@ impl View<'_> {
             _ => EtherType::IPV6,
         };
         // The outer headers that were removed leave enough headroom.
-        let Some(header) = packet.prepend::<ETHERNET_LEN>() else {
+        if packet.prepend_slice(ETHERNET_LEN).is_none() {
             return context.drop(packet, DropReason::NoHeadroom);
-        };
-        header[..6].copy_from_slice(&self.layout.underlay.mac.0);
-        header[6..12].copy_from_slice(&TUNNEL_PEER.0);
-        header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
+        }
+        self.write_ethernet_header(&mut packet, ethertype);
+        self.route_inner(state, context, remotes, packet, remote, segment);
+    }
+
+    /// Routes an IP packet of a layer-3 tunnel, with the Ethernet header of the router.
+    pub(super) fn route_inner(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        remote: Option<u32>,
+        segment: u16,
+    ) {
         let Some(mut packet) = self.inspect(state, context, packet, segment) else { return };
         if let Some(remote) = remote.and_then(|remote| remotes.list.get(remote as usize)) {
             self.limit_mss(state, context, &mut packet, remote);
@@ -604,6 +681,19 @@ impl View<'_> {
         if let Some(c) = self.layout.counters(segment, state.worker) {
             c.overlay_rx.add(1, packet.len());
         }
+        self.bridge_inner(state, context, remotes, packet, remote, segment);
+    }
+
+    /// Forwards an inner frame, which is counted.
+    pub(super) fn bridge_inner(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        remote: Option<u32>,
+        segment: u16,
+    ) {
         let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else {
             return context.drop(packet, DropReason::TooShort);
         };

@@ -54,6 +54,7 @@ mod flood;
 mod headers;
 mod host;
 pub mod kinds;
+mod known_outer;
 mod learned;
 mod learning;
 mod listing;

@@ -66,10 +66,10 @@ impl ActiveKind {
     }
 }
 
-/// UDP port and tunnel header of received packets on the fast path.
+/// UDP port and tunnel header of the received packets of one kind, which [`super::decap`] takes by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainPackets {
-    /// UDP destination port; a number above all ports if the default kind has no fast path.
+    /// UDP destination port; a number above all ports if no kind has plain packets.
     pub(super) udp_port: u64,
     /// Value and mask of the tunnel header's bits.
     pub(super) value: u64,
@@ -79,14 +79,20 @@ pub(super) struct PlainPackets {
 }
 
 impl PlainPackets {
-    /// The first kind is the default.
-    pub(super) fn new(kinds: &[ActiveKind]) -> Self {
-        let plain = kinds.first().and_then(|active| {
+    /// Returns those of the first kind that has plain packets.
+    pub(super) fn new<'k>(kinds: impl IntoIterator<Item = &'k ActiveKind>) -> Self {
+        let plain = kinds.into_iter().find_map(|active| {
             let (plain, udp_port) = (active.kind.plain?, active.udp_port?);
             let value = plain.value & plain.mask;
             Some(Self { udp_port: udp_port.into(), value, mask: plain.mask, kind: active.number })
         });
         plain.unwrap_or(Self { udp_port: u64::MAX, value: 0, mask: 0, kind: 0 })
+    }
+
+    /// Returns whether no kind has plain packets.
+    #[inline(always)]
+    pub(super) fn is_none(&self) -> bool {
+        self.udp_port > u16::MAX.into()
     }
 }
 

@@ -179,6 +179,8 @@ pub(super) struct Scratch {
     pub(super) source_at: [u32; BATCH],
     /// Attachment of each packet on ports with VLANs.
     pub(super) attachments: [u32; BATCH],
+    /// Remote of each packet whose outer headers are removed.
+    pub(super) remotes: [u32; BATCH],
     pub(super) router: RouteScratch,
 }
 
@@ -242,6 +244,7 @@ impl Gateway {
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],
                 attachments: [0; BATCH],
+                remotes: [0; BATCH],
                 router: RouteScratch::default(),
             }),
             reassembler: Box::default(),

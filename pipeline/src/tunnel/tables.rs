@@ -120,6 +120,12 @@ impl Underlay {
                 kinds.push(ActiveKind::new(segment.kind, config));
             }
         }
+        // The plain packets are those of a kind that segments use, first of the default kind.
+        let is_used = |active: &&ActiveKind| {
+            let mut segments = segments.iter();
+            !v4.is_empty() && segments.any(|it| it.kind == active.kind && it.payload == Payload::Ethernet)
+        };
+        let plain = PlainPackets::new(kinds.iter().filter(is_used));
         let (first, last) = config.source_ports;
         Self {
             port: PortId::new(config.port as u16),
@@ -129,7 +135,7 @@ impl Underlay {
             v6,
             networks: config.addresses.clone(),
             sids: segments.iter().filter_map(SegmentConfig::sids).map(|sids| (sids.local, sids.behaviour)).collect(),
-            plain: PlainPackets::new(&kinds),
+            plain,
             kinds,
             source_ports: (first, u32::from(last - first) + 1),
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },

@@ -21,13 +21,18 @@ fn kind(name: &str) -> &'static TunnelKind {
 
 /// Returns the template of a tunnel that carries IP packets. Options are those of the kind.
 fn template(name: &str, vni: Option<u32>, options: &[u8], remote: &str) -> OuterHeaders {
+    template_of(name, vni, options, remote, Payload::Ip)
+}
+
+/// Returns the template of a tunnel. Options are those of the kind.
+fn template_of(name: &str, vni: Option<u32>, options: &[u8], remote: &str, payload: Payload) -> OuterHeaders {
     let text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\nudp_checksum = 'always'\n\
                 [[segment]]\nvni = 1\nkind = 'geneve'\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
     let source = Source::new("test", text.to_owned());
     let document = source.parse().unwrap();
     let mut config = GatewayConfig::read(&document.settings(), &["wan", "lan"]).unwrap();
     let segment = &mut config.segments[0];
-    (segment.kind, segment.vni, segment.payload) = (kind(name), vni, Payload::Ip);
+    (segment.kind, segment.vni, segment.payload) = (kind(name), vni, payload);
     segment.options = options.into();
     let local = if remote.contains('.') { "10.9.0.1" } else { "fd00:9::1" };
     let ends = (local.parse().unwrap(), remote.parse().unwrap());
@@ -36,12 +41,17 @@ fn template(name: &str, vni: Option<u32>, options: &[u8], remote: &str) -> Outer
 
 /// Returns a tunnel packet with this inner packet.
 fn tunnelled(template: &OuterHeaders, inner: &[u8]) -> Vec<u8> {
+    tunnelled_in_class(template, inner, 0xb9)
+}
+
+/// Returns a tunnel packet with this DSCP and ECN, and with this inner packet.
+fn tunnelled_in_class(template: &OuterHeaders, inner: &[u8], traffic_class: u8) -> Vec<u8> {
     let fields = EncapFields {
         carries_ipv6: inner[0] >> 4 == 6,
         entropy: 0xabcd_e123,
         sequence: 5,
         inner_sum: checksum::sum(inner),
-        traffic_class: 0xb9,
+        traffic_class,
         ..template.fields(inner.len(), 50_000)
     };
     let mut bytes = vec![0; template.len()];
@@ -187,7 +197,7 @@ pub(crate) fn framed(dst: MacAddr, src: MacAddr, packet: &[u8]) -> Vec<u8> {
 }
 
 /// Kind, keys of the segment, identifier and options.
-const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 6] = [
+pub(crate) const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 6] = [
     ("geneve", "kind = 'geneve'\nvni = 42\npayload = 'ip'", Some(42), &[]),
     ("gre", "kind = 'gre'", None, &[]),
     ("gre", "kind = 'gre'\nvni = 7", Some(7), &[]),
@@ -197,8 +207,27 @@ const TUNNELS: [(&str, &str, Option<u32>, &[u8]); 6] = [
 ];
 
 /// Returns the tunnel packet that carries an IP packet to the gateway.
-fn to_gateway((name, _, vni, options): (&str, &str, Option<u32>, &[u8]), remote: &str, inner: &[u8]) -> Vec<u8> {
-    let mut bytes = tunnelled(&template(name, vni, options, remote), inner);
+fn to_gateway(kind: (&str, &str, Option<u32>, &[u8]), remote: &str, inner: &[u8]) -> Vec<u8> {
+    to_gateway_in_class(kind, remote, inner, 0xb9)
+}
+
+/// Does the same with this DSCP and ECN.
+pub(crate) fn to_gateway_in_class(
+    (name, _, vni, options): (&str, &str, Option<u32>, &[u8]),
+    remote: &str,
+    inner: &[u8],
+    class: u8,
+) -> Vec<u8> {
+    reversed(tunnelled_in_class(&template(name, vni, options, remote), inner, class), remote)
+}
+
+/// Returns the tunnel packet with this DSCP and ECN that carries an Ethernet frame to the gateway.
+pub(crate) fn ethernet_to_gateway(name: &str, vni: Option<u32>, remote: &str, inner: &[u8], class: u8) -> Vec<u8> {
+    reversed(tunnelled_in_class(&template_of(name, vni, &[], remote, Payload::Ethernet), inner, class), remote)
+}
+
+/// Exchanges both ends of a packet to a remote.
+fn reversed(mut bytes: Vec<u8>, remote: &str) -> Vec<u8> {
     let l3 = 14;
     // The template is that of the gateway, so both ends change places. No checksum changes by that.
     let (ethernet, _) = bytes.split_at_mut(l3);

@@ -6,6 +6,7 @@ mod floods;
 mod gre;
 mod ip_payload;
 mod kinds;
+mod known_outer;
 mod lab;
 mod learned_remotes;
 mod link;

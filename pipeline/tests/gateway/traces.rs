@@ -26,7 +26,7 @@ fn stranger() -> Addresses {
     Addresses { addresses: vec!["10.9.0.77/24".parse().unwrap()], ..peer() }
 }
 
-fn start(lab: &mut Lab) -> TraceReader {
+pub(crate) fn start(lab: &mut Lab) -> TraceReader {
     let spec = TraceSpec { port: None, pattern: None, count: 10_000 };
     lab.stepped.with_plane(|plane| plane.start_trace(spec, Parser::default())).unwrap()
 }
@@ -136,7 +136,7 @@ fn traces_change_nothing() {
     assert_eq!(told, ends.len());
 }
 
-fn sorted(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
+pub(crate) fn sorted(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
     let mut frames = frames.to_vec();
     frames.sort();
     frames

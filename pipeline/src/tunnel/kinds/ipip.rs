@@ -27,6 +27,7 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: |_| Some(0),
     plain: None,
+    entropy_at: None,
     match_item: None,
     ports_segment: false,
     settings: None,

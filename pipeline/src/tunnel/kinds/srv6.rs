@@ -31,6 +31,7 @@ pub static KIND: TunnelKind = TunnelKind {
     parse,
     length: |_| Some(0),
     plain: None,
+    entropy_at: None,
     match_item: None,
     ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),

@@ -23,6 +23,7 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: |_| Some(HEADER_LEN),
     plain: None,
+    entropy_at: None,
     match_item: Some(|id, payload| {
         let next = match payload {
             EtherType::IPV4 => NextProtocol::IPV4,

@@ -313,7 +313,7 @@ impl<'v> View<'v> {
         marked: u64,
     ) -> u64 {
         let fdb = self.fdb.table(context.guard());
-        let (mut left, mut done) = (0, 0);
+        let mut left = 0;
         let mut rest = marked;
         while rest != 0 {
             // The bridge has just looked the same keys up. To keep the result there would slow its loop down.
@@ -322,6 +322,21 @@ impl<'v> View<'v> {
             left |= if is_router { rest & rest.wrapping_neg() } else { 0 };
             rest &= rest - 1;
         }
+        if left == 0 { 0 } else { self.route_marked::<AT>(state, context, remotes, packets, left) }
+    }
+
+    /// Routes the plain packets of a batch that `marked` marks. All of them are for routers. Else it is like
+    /// [`Self::route_batch`]; only the segments of the keys matter.
+    #[inline(never)]
+    pub(in crate::tunnel) fn route_marked<const AT: usize>(
+        &self,
+        state: &mut StageState,
+        context: &Context<'_>,
+        remotes: &Remotes,
+        packets: &mut [Packet],
+        marked: u64,
+    ) -> u64 {
+        let (mut left, mut done) = (marked, 0);
         while left != 0 {
             // Nearly all batches have packets of one segment only.
             let Scratch { keys, router, .. } = &mut *state.scratch;

@@ -1,0 +1,373 @@
+//! Received tunnel packets of all kinds and IP versions, a batch at a time.
+//!
+//! [`View::decapsulate`] itself takes the plain packets of one kind over IPv4. Other packets come here. The slow path
+//! reads the first packet of each tunnel in a batch. Those behind it have the same outer headers, so that only the
+//! fields are checked that differ between packets: lengths, checksums and entropy.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::ChecksumStatus;
+use wirepath_wire::gre::{FLAG_CHECKSUM, FLAG_SEQUENCE};
+use wirepath_wire::{EtherType, IpProtocol, checksum, ipv4, ipv6, udp};
+
+use super::config::TUNNEL_PEER;
+use super::decap::{HEADERS, Outer, check_sum};
+use super::encap::{SLOW_FLAGS, addresses, be64};
+use super::headers::ETHERNET_LEN;
+use super::kinds::{KINDS, Payload};
+use super::mss::find_handshakes;
+use super::stage::{StageState, Tally, View, adapt_to_attachment};
+use super::tables::{Attachment, Destination, Remotes, Underlay};
+use crate::Context;
+use crate::table::{Entry, Key, NO_DESTINATION};
+
+/// Bytes that are compared: outer headers and the first ones behind them.
+const COMPARED: usize = 72;
+const WORDS: usize = COMPARED / 8;
+/// Tunnels of a batch that are kept at the same time.
+const TUNNELS: usize = 4;
+/// Packets of a batch that may fail to become a [`KnownOuter`]. The slow path reads each of them again.
+const MAX_FAILURES: u32 = 4;
+/// Offset of the header behind an IP header without options or extensions.
+const L4_OF_IPV4: usize = ETHERNET_LEN + ipv4::HEADER_LEN;
+const L4_OF_IPV6: usize = ETHERNET_LEN + ipv6::HEADER_LEN;
+
+/// Outer headers that the slow path has accepted.
+pub(super) struct KnownOuter {
+    /// The headers, with zeros where packets of the tunnel differ.
+    words: [u64; WORDS],
+    /// Bits that are equal in all packets of the tunnel, in the order of the processor.
+    mask: [u64; WORDS],
+    is_ipv6: bool,
+    is_udp: bool,
+    /// True if the packets may have no UDP checksum.
+    accepts_zero_checksum: bool,
+    /// Shortest packet.
+    least: usize,
+    /// Offset of the inner frame or IP packet.
+    inner: usize,
+    /// Version of inner IP packets; 0 for Ethernet frames.
+    version: u8,
+    remote: u32,
+    segment: u16,
+}
+
+/// Reads two bytes in network order.
+#[inline(always)]
+fn be16(h: &[u8; COMPARED], at: usize) -> usize {
+    usize::from(h[at]) << 8 | usize::from(h[at + 1])
+}
+
+/// Returns the IP version and the protocol of outer headers that can be known: IP without options or extensions, no
+/// fragment, and a tunnel whose packets do not need a check of their own.
+fn carrier(h: &[u8; COMPARED], underlay: &Underlay) -> Option<(bool, IpProtocol)> {
+    let is_ipv6 = match EtherType(be16(h, 12) as u16) {
+        EtherType::IPV4 if h[14] == 0x45 && be16(h, 20) & 0x3fff == 0 => false,
+        EtherType::IPV6 => true,
+        _ => return None,
+    };
+    let (protocol, l4) = if is_ipv6 { (h[20], L4_OF_IPV6) } else { (h[23], L4_OF_IPV4) };
+    let protocol = IpProtocol(protocol);
+    let can_be_known = match protocol {
+        IpProtocol::UDP => underlay.kinds.iter().any(|kind| kind.udp_port == Some(be16(h, l4 + 2) as u16)),
+        IpProtocol::GRE => be16(h, l4) & usize::from(FLAG_CHECKSUM | FLAG_SEQUENCE) == 0,
+        IpProtocol::IPV4 | IpProtocol::IPV6 | IpProtocol::ETHERNET => true,
+        _ => false,
+    };
+    can_be_known.then_some((is_ipv6, protocol))
+}
+
+/// Returns the words of headers.
+#[inline(always)]
+fn words(h: &[u8; COMPARED]) -> [u64; WORDS] {
+    std::array::from_fn(|i| h[i * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
+}
+
+impl KnownOuter {
+    /// Remembers the headers of a packet that [`View::read_outer`] has accepted. Returns `None` if packets of the
+    /// tunnel need more checks than those of [`Self::accepts`].
+    fn new(
+        h: &[u8; COMPARED],
+        (is_ipv6, protocol): (bool, IpProtocol),
+        underlay: &Underlay,
+        outer: &Outer,
+    ) -> Option<Self> {
+        let l4 = if is_ipv6 { L4_OF_IPV6 } else { L4_OF_IPV4 };
+        let is_udp = protocol == IpProtocol::UDP;
+        // The marks ECT(0) and Not-ECT leave the inner mark unchanged; the other two may change it (RFC 6040).
+        if outer.inner >= COMPARED || outer.has_checksum || outer.class & 1 != 0 {
+            return None;
+        }
+        let mut mask = [0; COMPARED];
+        mask[..outer.inner].fill(0xff);
+        if is_ipv6 {
+            // Flow label and length.
+            mask[15] = 0xf0;
+            mask[16..20].fill(0);
+        } else {
+            // Length and identification, and the checksum.
+            mask[16..20].fill(0);
+            mask[24..26].fill(0);
+        }
+        if is_udp {
+            mask[l4..l4 + 2].fill(0);
+            mask[l4 + 4..l4 + 8].fill(0);
+        }
+        let header = l4 + if is_udp { udp::HEADER_LEN } else { 0 };
+        let kind = KINDS.get(usize::from(outer.id.kind))?;
+        if let Some(at) = kind.entropy_at {
+            mask[header + usize::from(at)] = 0;
+        }
+        let mask = words(&mask);
+        let (version, least) = match outer.payload {
+            Payload::Ethernet => (0, ETHERNET_LEN),
+            Payload::Ip if h[outer.inner] >> 4 == 4 => (4, ipv4::HEADER_LEN),
+            Payload::Ip => (6, ipv6::HEADER_LEN),
+        };
+        let mut known = words(h);
+        known.iter_mut().zip(&mask).for_each(|(word, mask)| *word &= mask);
+        Some(Self {
+            words: known,
+            mask,
+            is_ipv6,
+            is_udp,
+            accepts_zero_checksum: !is_ipv6 || underlay.accept_zero_checksum6,
+            least: outer.inner + least,
+            inner: outer.inner,
+            version,
+            remote: outer.remote?,
+            segment: outer.segment,
+        })
+    }
+
+    /// Returns whether headers are equal to those of the tunnel.
+    #[inline(always)]
+    fn has_same(&self, h: &[u8; COMPARED]) -> bool {
+        let compared = words(h).into_iter().zip(self.words).zip(self.mask);
+        compared.fold(0, |wrong, ((word, own), mask)| wrong | (word & mask) ^ own) == 0
+    }
+
+    /// Returns whether the slow path would accept a packet whose headers are equal.
+    #[inline(always)]
+    fn accepts(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
+        let len = packet.len();
+        let (l4, is_valid) = if self.is_ipv6 {
+            (L4_OF_IPV6, be16(h, 18) + L4_OF_IPV6 == len)
+        } else {
+            // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
+            let (first, second, last) = (be64(h, 14), be64(h, 22), be64(h, 26));
+            let low = 0xffff_ffff;
+            let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (last & low);
+            let sum = (sum >> 32) + (sum & low);
+            let sum = (sum >> 16) + (sum & 0xffff);
+            let sum = (sum >> 16) + (sum & 0xffff);
+            let sum = (sum >> 16) + (sum & 0xffff);
+            (L4_OF_IPV4, sum == 0xffff && be16(h, 16) + ETHERNET_LEN == len)
+        };
+        let is_valid = is_valid && len >= self.least && (self.version == 0 || h[self.inner] >> 4 == self.version);
+        if !self.is_udp || !is_valid {
+            return is_valid;
+        }
+        be16(h, l4 + 4) + l4 == len
+            && match be16(h, l4 + 6) {
+                0 => self.accepts_zero_checksum,
+                _ if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) => true,
+                _ => self.has_valid_checksum(h, packet),
+            }
+    }
+
+    /// Verifies the UDP checksum.
+    fn has_valid_checksum(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
+        let (l4, end) = (if self.is_ipv6 { L4_OF_IPV6 } else { L4_OF_IPV4 }, packet.len());
+        let len = end - l4;
+        let pseudo = if self.is_ipv6 {
+            let address = |at: usize| h[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |it| (*it).into());
+            checksum::pseudo6(address(22), address(38), IpProtocol::UDP, len as u32)
+        } else {
+            let address = |at: usize| h[at..].first_chunk::<4>().map_or(Ipv4Addr::UNSPECIFIED, |it| (*it).into());
+            checksum::pseudo4(address(26), address(30), IpProtocol::UDP, len as u16)
+        };
+        check_sum(packet, l4, end, pseudo).is_ok()
+    }
+}
+
+/// Marks of packets of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    /// Packets that are done: they have their output port, and are counted.
+    pub(super) done: u64,
+    /// Packets without their outer headers, for [`View::process_stripped`].
+    pub(super) stripped: u64,
+}
+
+impl View<'_> {
+    /// Decapsulates the packets among those with these marks whose outer headers are known. The others are unchanged.
+    #[inline(never)]
+    pub(super) fn decapsulate_known(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packets: &mut [Packet],
+        wanted: u64,
+    ) -> Marks {
+        let (fdb, second) = (self.fdb.table(context.guard()), context.seconds());
+        let mut tunnels: [Option<KnownOuter>; TUNNELS] = [const { None }; TUNNELS];
+        let (mut frames, mut routed, mut plain) = (0u64, 0u64, 0u64);
+        let (mut failures, mut new_sources) = (0, 0);
+        let mut last = (state.source.key, state.source.destination);
+        let (layout, worker) = (self.layout, state.worker);
+        let mut received = Tally::new(0);
+        let count_received = |segment: u16, packets, bytes| {
+            if let Some(c) = layout.counters(segment, worker) {
+                c.overlay_rx.add(packets, bytes);
+            }
+        };
+        for (i, packet) in packets.iter_mut().enumerate() {
+            if wanted & 1 << i == 0 || packet.flags().intersects(SLOW_FLAGS) {
+                continue;
+            }
+            let Some(h) = packet.data().first_chunk::<COMPARED>() else { continue };
+            if packet.data().len() < packet.len().min(HEADERS) {
+                continue;
+            }
+            // The last byte of the source address.
+            let at = usize::from(if h[12] == 0x86 { h[37] } else { h[29] }) % TUNNELS;
+            let known = match &mut tunnels[at] {
+                Some(known) if known.has_same(h) => &*known,
+                slot => {
+                    let Some(carrier) = carrier(h, &layout.underlay).filter(|_| failures < MAX_FAILURES) else {
+                        continue;
+                    };
+                    let outer = self.read_outer(state, context, remotes, packet);
+                    let outer = outer.ok().filter(|outer| outer.end == packet.len());
+                    match outer.and_then(|outer| KnownOuter::new(h, carrier, &layout.underlay, &outer)) {
+                        Some(new) => &*slot.insert(new),
+                        None => {
+                            failures += 1;
+                            continue;
+                        }
+                    }
+                }
+            };
+            if !known.accepts(h, packet) {
+                continue;
+            }
+            let (segment, remote) = (known.segment, known.remote);
+            received.add(segment, packet.len() - known.inner, count_received);
+            packet.set_checksum_status(ChecksumStatus::NONE);
+            state.scratch.remotes[i] = remote;
+            if known.version != 0 {
+                // The router takes Ethernet frames. The outer headers leave enough room for the header.
+                let _ = packet.trim_front(known.inner - ETHERNET_LEN);
+                let ethertype = if known.version == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
+                self.write_ethernet_header(packet, ethertype);
+                state.scratch.keys[i] = Key::from_u64(u64::from(segment) << 48);
+                routed |= 1 << i;
+                continue;
+            }
+            let _ = packet.trim_front(known.inner);
+            frames |= 1 << i;
+            let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else { continue };
+            let (key, source, ethertype) = addresses(header, segment);
+            // No table contains a group address, so the lookup of such a destination fails without an extra check.
+            state.scratch.keys[i] = key;
+            state.scratch.hashes[i] = fdb.prepare(key);
+            if ethertype != EtherType::IPV4.0
+                && (EtherType(ethertype).is_vlan() || self.is_watched(ethertype, packet.data()))
+            {
+                continue;
+            }
+            if (source, Destination::Remote(remote).pack()) != last {
+                if !source.is_unicast() {
+                    continue;
+                }
+                last = (source, Destination::Remote(remote).pack());
+                state.scratch.sources[new_sources] = source;
+                state.scratch.source_at[new_sources] = remote;
+                new_sources += 1;
+            }
+            plain |= 1 << i;
+        }
+        received.end(count_received);
+        let stripped = frames | routed;
+        if stripped == 0 {
+            return Marks::default();
+        }
+        let scratch = &*state.scratch;
+        let here = |j: usize| Destination::Remote(scratch.source_at[j]);
+        self.learn_sources(context, fdb, &scratch.sources[..new_sources], here, second, &mut state.source);
+        if layout.clamps_mss {
+            let handshakes = find_handshakes(packets, 0);
+            plain &= !handshakes;
+            routed &= !handshakes;
+        }
+
+        let mut done = 0;
+        let mut sent = Tally::new(0);
+        let count_sent = |segment: u16, packets, bytes| {
+            if let Some(c) = layout.counters(segment, worker) {
+                c.local_tx.add(packets, bytes);
+            }
+        };
+        // Frames in a row often go to one port.
+        let mut last: (u32, Option<&Attachment>) = (NO_DESTINATION, None);
+        for (i, packet) in packets.iter_mut().enumerate() {
+            if plain & 1 << i == 0 {
+                continue;
+            }
+            let (key, hash) = (scratch.keys[i], scratch.hashes[i]);
+            let destination = fdb.find_prepared(key, hash).map_or(NO_DESTINATION, Entry::destination);
+            if destination != last.0 {
+                last = (destination, layout.attachment_of_destination(destination));
+            }
+            let len = packet.len();
+            if let Some(attachment) = last.1.filter(|attachment| len <= attachment.max_frame)
+                && adapt_to_attachment(packet, attachment).is_ok()
+            {
+                sent.add(attachment.segment, len, count_sent);
+                done |= 1 << i;
+            }
+        }
+        sent.end(count_sent);
+        if plain & !done != 0 {
+            done |= self.route_batch::<0>(state, context, remotes, packets, plain & !done);
+        }
+        if routed != 0 {
+            done |= self.route_marked::<0>(state, context, remotes, packets, routed);
+        }
+        Marks { done, stripped: stripped & !done }
+    }
+
+    /// Processes a packet without its outer headers that is not done.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn process_stripped(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        mut packet: Packet,
+        remote: u32,
+    ) {
+        packet.pull_up(packet.len().min(HEADERS));
+        let Some(segment) = remotes.list.get(remote as usize).map(|remote| remote.segment) else {
+            return context.drop(packet, DropReason::UnknownRemote);
+        };
+        match self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload) {
+            Some(Payload::Ip) => self.route_inner(state, context, remotes, packet, Some(remote), segment),
+            _ => self.bridge_inner(state, context, remotes, packet, Some(remote), segment),
+        }
+    }
+
+    /// Writes the Ethernet header with which the router takes a packet of a tunnel, over the packet's first bytes.
+    pub(super) fn write_ethernet_header(&self, packet: &mut Packet, ethertype: EtherType) {
+        if let Some(header) = packet.data_mut().first_chunk_mut::<ETHERNET_LEN>() {
+            header[..6].copy_from_slice(&self.layout.underlay.mac.0);
+            header[6..12].copy_from_slice(&TUNNEL_PEER.0);
+            header[12..].copy_from_slice(&ethertype.0.to_be_bytes());
+        }
+    }
+}
