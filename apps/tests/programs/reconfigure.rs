@@ -1,7 +1,7 @@
 //! Changes of the configuration of running programs: reload, single objects, and saving. No test needs a privilege.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -291,6 +291,32 @@ fn changes_of_additions_are_repeated() {
     let command = format!("{WIREPATH} config save --socket {} /dev/stdout | cat", socket.display());
     let saved = Command::new("sh").arg("-c").arg(command).output().unwrap();
     assert!(text(&saved.stdout).contains("# the first segment"), "{saved:?}");
+    program.stop();
+}
+
+/// A capture of a segment goes on when the segment gets another VNI, and ends when it is removed.
+#[test]
+fn a_capture_follows_the_name_of_its_segment() {
+    let program = Program::gateway();
+    let file = program.path("blue.pcapng");
+    let mut capture = Command::new(WIREPATH);
+    capture.args(["capture", "--json", "--rate", "1000", "--segment", "blue", "--socket"]);
+    capture.arg(program.path("control.sock")).arg("--write").arg(&file);
+    let mut capture = capture.stdout(Stdio::piped()).spawn().unwrap();
+    let len = || std::fs::metadata(&file).map_or(0, |data| data.len());
+    assert!(eventually(WAIT_LIMIT, || len() > 10_000), "{}", program.log());
+    program.wirepath(&["set", "segment", "name=blue", "vni=43"]);
+    let before = len();
+    assert!(eventually(WAIT_LIMIT, || len() > before + 10_000), "nothing is captured after the change");
+
+    program.wirepath(&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan2"]);
+    program.wirepath(&["remove", "segment", "name=blue"]);
+    assert!(eventually(WAIT_LIMIT, || capture.try_wait().unwrap().is_some()), "the capture ends");
+    let output = capture.wait_with_output().unwrap();
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &figures["end"]), (Some(0), &json!("segment_removed")));
+    let error = program.refused(&["capture", "--write", "-", "--segment", "blue"]);
+    assert!(error.contains("there is no segment \"blue\""), "{error}");
     program.stop();
 }
 

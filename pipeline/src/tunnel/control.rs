@@ -36,6 +36,7 @@ use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, NicNumbers, Remote, Remotes};
 use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
+use crate::observe::FollowedSegment;
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::table::{FdbLimits, FdbWriter, Key};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
@@ -138,6 +139,8 @@ pub struct GatewayControl {
     pub(super) learns: Vec<LearnStats>,
     pub(super) move_damping: MoveDamping,
     pub(super) bindings: Bindings,
+    /// Segments that captures follow, with their names.
+    pub(super) followed_segments: Vec<(String, FollowedSegment)>,
     pub(super) refusal_log: RareLog,
     pub(super) frozen_log: RareLog,
     pub(super) path_mtu_log: RareLog,
@@ -206,6 +209,7 @@ impl GatewayControl {
             learns: Vec::new(),
             move_damping: MoveDamping::default(),
             bindings: Bindings::default(),
+            followed_segments: Vec::new(),
             refusal_log: RareLog::default(),
             frozen_log: RareLog::default(),
             path_mtu_log: RareLog::default(),
@@ -856,8 +860,11 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
-    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
-        self.segment_index(name)
+    fn follow_segment(&mut self, name: &str) -> Result<FollowedSegment, String> {
+        let segment = FollowedSegment::new(self.segment_index(name)?);
+        self.followed_segments.retain(|(_, segment)| segment.is_shared());
+        self.followed_segments.push((name.to_owned(), segment.clone()));
+        Ok(segment)
     }
 
     fn objects(&mut self) -> Vec<&'static ObjectSpec> {
