@@ -27,6 +27,7 @@ static SEGMENTS: TableSpec = TableSpec {
     columns: &[
         Column::key("segment", "Name of the segment"),
         Column::key("vni", "Network identifier in tunnel headers, if they have one"),
+        Column::attribute("sid", "Local SID, of SRv6 segments"),
         Column::attribute("ports", "Attached ports, with their VLAN"),
         Column::gauge("remotes", Unit::None, "Configured and learned remotes"),
         Column::counter("local_rx_packets", Unit::Packets, "Frames received from local ports"),
@@ -289,6 +290,7 @@ impl GatewayControl {
         let mut row: Vec<Value> = vec![
             segment.name.clone().into(),
             segment.vni.into(),
+            segment.sids().map(|sids| sids.local.to_string()).into(),
             ports.collect::<Vec<_>>().join(" ").into(),
             remotes.into(),
         ];
