@@ -13,8 +13,8 @@ use wirepath::control_socket::ControlSocket;
 use wirepath::rules::{ControlWithRules, RuleSettings};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
-    Arguments, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
-    warn_of_lost_tags,
+    Arguments, GatewayMonitor, Report, Setup, check_opened, check_tags, report_nic_tunnels, rule_parser,
+    update_nic_tunnels, warn_of_lost_tags,
 };
 use wirepath_pipeline::observe::CaptureSpec;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
@@ -134,6 +134,7 @@ fn run_gateway(
     let mut control = LiveConfiguration::new(control, source, path);
     let rules = &mut control.control;
     rules.update_nics = Some(update_nic_tunnels);
+    rules.before_list = Some(report_nic_tunnels);
     let mut running = runtime
         .start(|worker| {
             let gateway = rules.control.gateway.stage(worker);

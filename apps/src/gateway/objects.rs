@@ -1,7 +1,7 @@
 //! The objects of a gateway's configuration that can be changed alone while the program runs.
 
 use toml_edit::TableLike;
-use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text};
+use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text, Toml};
 use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
@@ -46,6 +46,9 @@ macro_rules! segment_keys {
             Argument::optional("vni", Number, "network identifier; most kinds need one"),
             Argument::optional("kind", Text, "kind of the tunnels; without it, that of the underlay"),
             Argument::optional("payload", Text, "payload of the tunnels: ethernet or ip"),
+            Argument::optional("gre", Toml, "fields of GRE headers, as in { checksum = true }"),
+            Argument::optional("geneve_options", Toml, "GENEVE options, as in [{ class = 0x102, type = 1 }]"),
+            Argument::optional("srv6", Toml, "SIDs, as in { local_sid = 'fc00:1::100', segs = ['fc00:2::100'] }"),
             Argument::optional("remotes", List, "addresses of the remotes, with commas between"),
             Argument::optional("ports", Attachments, "ports with their VLAN, as in lan,lan2.100"),
             Argument::optional("local", Text, "own address of the tunnels"),
@@ -357,6 +360,7 @@ ports = [{ port = 'lan' }]
             (Add, "static", json!({ "segment": "red", "mac": "02:00:00:00:00:0a", "port": "lan", "vlan": 8 })),
             (Set, "bfd", json!({ "multiplier": 5, "except": "10.9.0.9" })),
             (Set, "bfd", json!({ "multiplier": "" })),
+            (Add, "segment", json!({ "name": "sid", "srv6": "{ local_sid = 'fd00::9', segs = ['fd00::2'] }" })),
             (Add, "backup", json!({ "segment": "vni42", "primary": "10.9.0.2", "backup": "10.9.0.3" })),
             (Set, "backup", json!({ "segment": "vni42", "primary": "10.9.0.2", "backup": "10.9.0.4" })),
         ] {
@@ -389,6 +393,10 @@ ports = [{ port = \"lan.5\" }, { port = \"lan\", vlan = 8 }]
 mtu = 1300
 static = [{ mac = \"02:00:00:00:00:0a\", port = \"lan\", vlan = 8 }]
 
+[[segment]]
+name = \"sid\"
+srv6 = { local_sid = 'fd00::9', segs = ['fd00::2'] }
+
 [bfd]
 except = [\"10.9.0.9\"]
 "
@@ -396,6 +404,7 @@ except = [\"10.9.0.9\"]
         for (object, arguments) in [
             ("static", json!({ "segment": "red", "mac": "02:00:00:00:00:0A" })),
             ("segment", json!({ "name": "red" })),
+            ("segment", json!({ "name": "sid" })),
             ("segment", json!({ "name": "vni42" })),
         ] {
             assert_eq!(apply(&mut document, Remove, object, arguments), "");
@@ -416,6 +425,8 @@ except = [\"10.9.0.9\"]
         let wrong = |key: &str, value: serde_json::Value| why(Set, "segment", json!({ "name": "vni42", key: value }));
         assert_eq!(wrong("mtu", json!("big")), "mtu: found \"big\", expected a number");
         assert_eq!(wrong("mtu", json!({})), "mtu: found {}, expected a number");
+        let toml = "srv6: found \"{ segs\", expected a TOML value as in a configuration file";
+        assert_eq!(wrong("srv6", json!("{ segs")), toml);
         assert_eq!(wrong("learning", json!(7)), "learning: found 7, expected true or false");
         assert_eq!(wrong("remotes", json!([1])), "remotes: found [1], expected texts with commas between");
         assert_eq!(why(Add, "remote", json!({ "segment": ["x"], "address": "1" })), "segment: expected a text");

@@ -11,11 +11,13 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use wirepath_flow::{Direction, Field, Key, Rule};
+use wirepath_flow::{Direction, Field, Key, Ports, Rule};
 use wirepath_packet::PortId;
 use wirepath_pipeline::ControlPlane;
+use wirepath_pipeline::registry::TableSpec;
 use wirepath_pipeline::rules::RuleControl;
-use wirepath_pipeline::tunnel::{GatewayControl, NicNumbers, Tunnel};
+use wirepath_pipeline::rules::offload::{Obstacle, Placement};
+use wirepath_pipeline::tunnel::{GatewayControl, NicNumbers, Tunnel, TunnelPlacement};
 use wirepath_wire::MacAddr;
 
 use super::GatewayMonitor;
@@ -32,22 +34,37 @@ pub struct NicTunnels {
     encap_losses: u64,
     /// Time of the last check in nanoseconds.
     checked_at: u64,
+    /// An egress rule that may match tunnel packets, as of the last check.
+    watcher: Option<String>,
+    /// Time of the last [`report_nic_tunnels`] in nanoseconds.
+    reported_at: Option<u64>,
 }
 
 /// A tunnel that the NIC decapsulates.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct NicTunnel {
     /// As installed.
     tunnel: Tunnel,
-    /// Numbers of the headers in the NIC; `None`: nothing was installed. `Err`: the NIC rejected a header, with the
-    /// time of the next attempt.
-    encap: Option<Result<NicNumbers, u64>>,
+    /// The reason if no rule decapsulates.
+    decap: Result<(), Obstacle>,
+    /// Numbers of the headers in the NIC; `None`: nothing was installed.
+    encap: Option<Result<NicNumbers, Rejection>>,
+}
+
+/// A header that the NIC rejected.
+#[derive(Clone, Debug)]
+struct Rejection {
+    obstacle: Obstacle,
+    /// Time of the next attempt.
+    retry_at: u64,
 }
 
 /// Nanoseconds between two checks of the remotes.
 const CHECK_INTERVAL: u64 = 100_000_000;
 /// Nanoseconds between a rejection by the NIC and the next attempt.
 const RETRY_INTERVAL: u64 = 1_000_000_000;
+/// Nanoseconds between two reports of all tunnels. A listing has many pages.
+const REPORT_INTERVAL: u64 = 1_000_000_000;
 /// Time of the next attempt if the configuration prevents the offload, which never changes.
 const NEVER: u64 = u64::MAX;
 
@@ -65,9 +82,13 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     // Egress rules see packets as they leave, so those packets must be encapsulated in software.
     let leaves =
         |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.number().into()));
-    let watched = rules.rules().any(|(_, rule)| rule.direction() == Direction::Egress && leaves(rule));
+    let watcher = rules.rules().find(|(_, rule)| rule.direction() == Direction::Egress && leaves(rule));
+    offload.watcher = watcher.map(|(_, rule)| {
+        let names: Vec<(&str, PortId)> = plane.ports().iter().map(|port| (port.name.as_str(), port.id)).collect();
+        rule.named(Ports(&names)).to_string()
+    });
     let mut tunnels: HashMap<u32, Tunnel> = gateway.tunnels().map(|tunnel| (tunnel.index, tunnel)).collect();
-    if watched {
+    if offload.watcher.is_some() {
         tunnels.values_mut().for_each(|tunnel| tunnel.next_hop = None);
     }
     let version = gateway.underlay_version();
@@ -90,14 +111,14 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     unused.into_iter().for_each(|number| rules.remove_implicit_encap(plane, port, number));
     for (index, tunnel) in tunnels {
         let it = offload.tunnels.entry(index).or_insert_with(|| {
-            install_decap(gateway, rules, plane, &tunnel);
-            NicTunnel { tunnel, encap: None }
+            let decap = install_decap(gateway, rules, plane, &tunnel);
+            NicTunnel { tunnel, decap, encap: None }
         });
-        if let (Some(Ok(numbers)), Some(_)) = (it.encap, tunnel.next_hop) {
+        if let (Some(Ok(numbers)), Some(_)) = (&it.encap, tunnel.next_hop) {
             // BFD may have taken the remote out and back since the last check.
-            gateway.restore_nic_numbers(index as usize, numbers);
+            gateway.restore_nic_numbers(index as usize, *numbers);
         }
-        let due = it.encap.is_none_or(|numbers| numbers.is_err_and(|again| again <= now));
+        let due = it.encap.as_ref().is_none_or(|it| it.as_ref().is_err_and(|rejection| rejection.retry_at <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, id) = (tunnel.remote, tunnel.id);
             let numbers = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
@@ -105,19 +126,58 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
                     tracing::info!("tunnel to {to} ({id}): the NIC encapsulates");
                     Ok(numbers)
                 }
-                Err((why, again)) => {
+                Err((obstacle, again)) => {
                     // The reason is logged only once.
                     if it.encap.is_none() {
-                        tracing::info!("tunnel to {to} ({id}): the workers encapsulate: {why}");
+                        tracing::info!("tunnel to {to} ({id}): the workers encapsulate: {}", obstacle.why);
                     }
-                    Err(if again { now + RETRY_INTERVAL } else { NEVER })
+                    Err(Rejection { obstacle, retry_at: if again { now + RETRY_INTERVAL } else { NEVER } })
                 }
             };
+            gateway.encapsulated_by_nic(index as usize, numbers.as_ref().ok().copied());
             it.encap = Some(numbers);
-            gateway.encapsulated_by_nic(index as usize, numbers.ok());
         }
     }
     gateway.publish_nic_tunnels();
+}
+
+/// Gives the gateway the place of each tunnel, before it lists its remotes.
+pub fn report_nic_tunnels(
+    reporting: &mut GatewayMonitor,
+    rules: &RuleControl,
+    table: &'static TableSpec,
+    plane: &ControlPlane,
+) {
+    let GatewayMonitor { gateway, offload, .. } = reporting;
+    let now = plane.now();
+    if table.name != "remotes" || offload.reported_at.is_some_and(|at| now < at + REPORT_INTERVAL) {
+        return;
+    }
+    offload.reported_at = Some(now);
+    let port = PortId::new(gateway.config().underlay.port as u16);
+    let of_tunnel = |(index, it): (&u32, &NicTunnel)| {
+        let encap = match (&it.encap, &offload.watcher) {
+            (Some(Ok(_)), _) => Ok(()),
+            (Some(Err(rejection)), _) => Err(rejection.obstacle.clone()),
+            (None, Some(rule)) => Err(encap_obstacle(&format!("an egress rule sees packets as they leave: {rule}"))),
+            (None, None) => Err(encap_obstacle("the next hop is not resolved, or BFD keeps the remote out")),
+        };
+        let encap = encap.map_or_else(Placement::Software, |()| Placement::Hardware(None));
+        let missing = || decap_obstacle("the rule is not in the NIC");
+        let placement = |()| rules.implicit_decap_placement(port, *index).ok_or_else(missing);
+        let decap = it.decap.clone().and_then(placement).unwrap_or_else(Placement::Software);
+        (*index, TunnelPlacement { encap, decap })
+    };
+    let placements = rules.hardware().has(port).then(|| offload.tunnels.iter().map(of_tunnel).collect());
+    gateway.set_nic_placements(placements);
+}
+
+fn encap_obstacle(why: &str) -> Obstacle {
+    Obstacle { what: "encap".to_owned(), why: why.to_owned() }
+}
+
+fn decap_obstacle(why: &str) -> Obstacle {
+    Obstacle { what: "decap".to_owned(), why: why.to_owned() }
 }
 
 /// Returns whether two tunnels differ in nothing that the NIC compares when it decapsulates.
@@ -125,20 +185,31 @@ fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
     (one.id, one.local, one.remote, one.mac) == (other.id, other.local, other.remote, other.mac)
 }
 
-/// Installs decapsulation of the packets from a remote.
-fn install_decap(gateway: &mut GatewayControl, rules: &mut RuleControl, plane: &mut ControlPlane, tunnel: &Tunnel) {
+/// Installs decapsulation of the packets from a remote. The error is the reason why there is no rule for it.
+fn install_decap(
+    gateway: &mut GatewayControl,
+    rules: &mut RuleControl,
+    plane: &mut ControlPlane,
+    tunnel: &Tunnel,
+) -> Result<(), Obstacle> {
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
     let config = gateway.config();
-    let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return };
+    let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return Err(decap_obstacle(REMOVED)) };
     match decap_rules(config, segment, (tunnel.local, tunnel.remote), tunnel.index, &hop) {
         Ok(decaps) => {
             gateway.decapsulated_by_nic();
             decaps.into_iter().for_each(|rule| rules.add_implicit_decap(plane, rule, tunnel.index));
+            Ok(())
         }
-        Err(why) => tracing::info!("tunnel from {} ({}): the workers decapsulate: {why}", tunnel.remote, tunnel.id),
+        Err(why) => {
+            tracing::info!("tunnel from {} ({}): the workers decapsulate: {why}", tunnel.remote, tunnel.id);
+            Err(decap_obstacle(&why))
+        }
     }
 }
+
+const REMOVED: &str = "the segment was removed";
 
 /// Installs the outer headers of a remote in the NIC. Returns their numbers, or the reason for the rejection and
 /// whether to retry.
@@ -149,11 +220,12 @@ fn install_encap(
     port: PortId,
     tunnel: &Tunnel,
     hop: MacAddr,
-) -> Result<NicNumbers, (String, bool)> {
+) -> Result<NicNumbers, (Obstacle, bool)> {
     let (config, us) = (gateway.config(), gateway.mac());
     let hops = |_: IpAddr| (us, hop);
-    let segment = config.segment(tunnel.id, tunnel.remote).ok_or(("the segment was removed".to_owned(), false))?;
-    let headers = encap_headers(config, segment, (tunnel.local, tunnel.remote), &hops).map_err(|why| (why, false))?;
+    let segment = config.segment(tunnel.id, tunnel.remote).ok_or_else(|| (encap_obstacle(REMOVED), false))?;
+    let headers = encap_headers(config, segment, (tunnel.local, tunnel.remote), &hops)
+        .map_err(|why| (encap_obstacle(&why), false))?;
     let mut numbers: Option<NicNumbers> = None;
     for (_, encap) in &headers {
         match rules.add_implicit_encap(plane, port, encap) {
@@ -162,9 +234,9 @@ fn install_encap(
             Err(obstacle) => {
                 let installed = numbers.into_iter().flat_map(NicNumbers::all);
                 installed.for_each(|number| rules.remove_implicit_encap(plane, port, number));
-                return Err((obstacle.to_string(), true));
+                return Err((obstacle, true));
             }
         }
     }
-    numbers.ok_or(("there are no headers".to_owned(), false))
+    numbers.ok_or_else(|| (encap_obstacle("there are no headers"), false))
 }

@@ -39,7 +39,7 @@ pub struct Options {
     #[arg(long, value_name = "PORT")]
     port: Option<String>,
 
-    /// Capture the frames that enter this segment from its ports and tunnels, without tunnel headers
+    /// Capture the frames that enter this segment, without tunnel headers, until it is removed
     #[arg(long, value_name = "NAME", conflicts_with_all = ["rx", "tx", "drops"])]
     segment: Option<String>,
 
@@ -167,6 +167,9 @@ fn report(line: &Value, json: bool) -> Result<(), Failure> {
         let parts: Vec<String> =
             left_out.iter().filter(|(n, _)| *n > 0).map(|(n, name)| format!("{n} {name}")).collect();
         text += &format!(" ({})", parts.join(", "));
+    }
+    if line["end"] == "segment_removed" {
+        text += "; the segment was removed";
     }
     print_error(&(text + "\n"));
     Ok(())

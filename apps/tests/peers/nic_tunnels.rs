@@ -304,6 +304,14 @@ pub(crate) fn each_kind(variant: Variant) {
         let state = if cell.encap { "in_nic" } else { "ready" };
         let reached = eventually(WAIT_LIMIT, || gateway.value("remotes", &remote, "state") == state);
         assert!(reached, "{}: {}", cell.name, gateway.value("remotes", &remote, "state"));
+        // A rule for the tunnel is always in the NIC, also if the packets of the cell do not match it.
+        for (takes, direction) in [(cell.encap, "encap"), (true, "decap")] {
+            let place = if takes { "hardware" } else { "software" };
+            let shown = eventually(WAIT_LIMIT, || gateway.value("remotes", &remote, direction) == place);
+            let why = gateway.value("remotes", &remote, &format!("{direction}_why"));
+            assert!(shown, "{}: {direction}: {why}", cell.name);
+            assert!(takes || why.as_str().is_some_and(|why| why.starts_with("encap: ")), "{}: {why}", cell.name);
+        }
         std::thread::sleep(std::time::Duration::from_millis(500));
         let before = gateway.counts();
         let mut sent = Vec::new();

@@ -168,7 +168,8 @@ const NIC: &str = r#"{
             {"item": "eth", "fields": {"dst": "exact", "tags": "any"}},
             {"item": "ipv4", "fields": {"src": "any", "dst": "any", "ecn": "any", "frag": "0x1"}},
             {"item": "udp", "fields": {"dst": "exact"}},
-            {"item": "vxlan", "fields": {"vni": "exact"}, "implies": "udp dst 4789"}
+            {"item": "vxlan", "fields": {"vni": "exact"}, "implies": "udp dst 4789"},
+            {"item": "geneve", "fields": {"vni": "exact"}, "implies": "udp dst 6081"}
         ],
         "aside": ["ipv4 frag yes"], "tells_order": true,
         "actions": {"most": 2, "reformats": [{"kind": "decap l2", "tunnels": ["vxlan"]}], "fates": ["next", "drop"]}
@@ -238,6 +239,34 @@ fn recorded_capabilities_show_where_rules_run() {
     assert!(code == 2 && error.contains("item \"vxlan\" has no field \"vin\""), "{error}");
     let (code, _, error) = run_flow(&["explain", config, "--capabilities", config], "");
     assert!(code == 2 && error.contains("not what `wirepath devices --rules` prints"), "{error}");
+}
+
+/// The reason names the port of the configuration, not one that the rule could name instead.
+#[test]
+fn a_tunnel_on_another_udp_port_has_its_own_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (nic, config) = (folder.path().join("nic.json"), folder.path().join("gateway.toml"));
+    std::fs::write(&nic, NIC).unwrap();
+    let why = |udp_port: &str, rule: &str| {
+        let text = format!(
+            "[[port]]\nname = 'wan'\ndriver = 'null'\n[[port]]\nname = 'lan'\ndriver = 'null'\n[underlay]\n\
+             port = 'wan'\naddresses = ['10.9.0.1/24']\nkind = 'geneve'\n{udp_port}[[segment]]\nvni = 42\n\
+             remotes = ['10.9.0.2']\nports = [{{ port = 'lan' }}]\n[[rule]]\nrule = 'ingress: {rule} => drop'\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let arguments = ["explain", config.to_str().unwrap(), "--capabilities", nic.to_str().unwrap(), "--json"];
+        let (code, report) = json(&arguments, "");
+        assert_eq!(code, 0, "{report}");
+        report["rules"][0]["ports"][0]["why"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(why("", "ipv4 / udp / geneve vni 7"), "in the NIC");
+    let other = "geneve: here the tunnel has UDP port 6081, which the rule excludes";
+    assert_eq!(why("", "ipv4 / udp dst 7000 / geneve vni 7"), other);
+    let only = "geneve: mlx5_0 (mlx5dv) matches it only in packets with \"udp dst 6081\", but here the tunnel has UDP \
+                port 7000";
+    for rule in ["ipv4 / udp / geneve vni 7", "ipv4 / udp dst 7000 / geneve vni 7"] {
+        assert_eq!(why("udp_port = 7000\n", rule), only);
+    }
 }
 
 #[test]

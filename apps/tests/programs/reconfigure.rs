@@ -1,7 +1,7 @@
 //! Changes of the configuration of running programs: reload, single objects, and saving. No test needs a privilege.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -291,6 +291,63 @@ fn changes_of_additions_are_repeated() {
     let command = format!("{WIREPATH} config save --socket {} /dev/stdout | cat", socket.display());
     let saved = Command::new("sh").arg("-c").arg(command).output().unwrap();
     assert!(text(&saved.stdout).contains("# the first segment"), "{saved:?}");
+    program.stop();
+}
+
+/// Tables of a segment are given as in the file.
+#[test]
+fn a_segment_with_sids_is_added_and_shown() {
+    let program = Program::gateway();
+    program.wirepath(&["add", "address", "address=fd00:9::1/64"]);
+    let segment = ["add", "segment", "name=sr", "kind=srv6", "remotes=fd00:9::2", "ports=lan2"];
+    for (srv6, why) in [
+        ("srv6={ local_sid = 'fd00:9::100' }", "segs"),
+        ("srv6={ local_sid = 'fd00:9::1', segs = ['fd00:9::2'] }", "segment[1].srv6"),
+        ("srv6={ local_sid = 'fd00:9::100', segs = ['fd00:9::2'], mod = 'encaps' }", "did you mean \"mode\"?"),
+        ("srv6=fd00:9::100", "srv6: found \"fd00:9::100\", expected a TOML value as in a configuration file"),
+        ("srv6='fd00:9::100'", "segment[1].srv6"),
+    ] {
+        let error = program.refused(&[&segment[..], &[srv6]].concat());
+        assert!(error.contains(why), "{srv6}: {error}");
+    }
+    let srv6 = "srv6={ local_sid = 'fd00:9::100', segs = ['fd00:9::2'] }";
+    program.wirepath(&[&segment[..], &[srv6]].concat());
+    let sids = |program: &Program| program.rows("segments", "segment,sid");
+    let shown = json!([{ "segment": "blue", "sid": null }, { "segment": "sr", "sid": "fd00:9::100" }]);
+    assert_eq!(sids(&program), shown);
+    program.wirepath(&["set", "segment", "name=sr", "srv6={ local_sid = 'fd00:9::101', segs = ['fd00:9::2'] }"]);
+    assert_eq!(sids(&program)[1]["sid"], "fd00:9::101");
+    program.wirepath(&["set", "segment", "name=blue", "kind=gretap", "gre={ checksum = true }"]);
+    assert!(program.wirepath(&["show", "config"]).contains("gre = { checksum = true }"));
+    // Without a NIC, remotes have no place.
+    let places = program.rows("remotes", "encap,encap_why,decap,decap_why");
+    assert_eq!(places[0], json!({ "encap": null, "encap_why": null, "decap": null, "decap_why": null }));
+    program.stop();
+}
+
+/// A capture of a segment goes on when the segment gets another VNI, and ends when it is removed.
+#[test]
+fn a_capture_follows_the_name_of_its_segment() {
+    let program = Program::gateway();
+    let file = program.path("blue.pcapng");
+    let mut capture = Command::new(WIREPATH);
+    capture.args(["capture", "--json", "--rate", "1000", "--segment", "blue", "--socket"]);
+    capture.arg(program.path("control.sock")).arg("--write").arg(&file);
+    let mut capture = capture.stdout(Stdio::piped()).spawn().unwrap();
+    let len = || std::fs::metadata(&file).map_or(0, |data| data.len());
+    assert!(eventually(WAIT_LIMIT, || len() > 10_000), "{}", program.log());
+    program.wirepath(&["set", "segment", "name=blue", "vni=43"]);
+    let before = len();
+    assert!(eventually(WAIT_LIMIT, || len() > before + 10_000), "nothing is captured after the change");
+
+    program.wirepath(&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan2"]);
+    program.wirepath(&["remove", "segment", "name=blue"]);
+    assert!(eventually(WAIT_LIMIT, || capture.try_wait().unwrap().is_some()), "the capture ends");
+    let output = capture.wait_with_output().unwrap();
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &figures["end"]), (Some(0), &json!("segment_removed")));
+    let error = program.refused(&["capture", "--write", "-", "--segment", "blue"]);
+    assert!(error.contains("there is no segment \"blue\""), "{error}");
     program.stop();
 }
 

@@ -5,7 +5,7 @@
 //! for which no chunk is free is left out and counted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam_queue::ArrayQueue;
@@ -37,15 +37,50 @@ pub struct CaptureSpec {
     pub reason: Option<DropReason>,
     /// Only packets of this port.
     pub port: Option<PortId>,
-    /// Instead of all these: the frames that enter the segment with this number, without tunnel headers. See
-    /// [`crate::Control::segment_number`].
-    pub segment: Option<u16>,
+    /// Instead of all these: the frames that enter this segment, without tunnel headers. See
+    /// [`crate::Control::follow_segment`].
+    pub segment: Option<FollowedSegment>,
     /// Only packets that match.
     pub pattern: Option<Pattern>,
     /// Bytes of each packet that are copied.
     pub snap: usize,
     /// Packets per second.
     pub rate: Option<u64>,
+}
+
+/// A segment that a capture follows by its name. The application keeps a copy and tells the segment's present index.
+#[derive(Clone, Debug)]
+pub struct FollowedSegment {
+    index: Arc<AtomicU32>,
+}
+
+impl FollowedSegment {
+    /// Index of a segment that was removed.
+    const REMOVED: u32 = u32::MAX;
+
+    /// Follows the segment with this index.
+    pub fn new(index: u16) -> Self {
+        Self { index: Arc::new(AtomicU32::new(index.into())) }
+    }
+
+    /// Takes the index that the segment has now; `None`: the segment was removed.
+    pub fn set_index(&self, index: Option<u16>) {
+        self.index.store(index.map_or(Self::REMOVED, u32::from), Ordering::Release);
+    }
+
+    /// Returns true if the segment was removed.
+    pub fn is_removed(&self) -> bool {
+        self.index.load(Ordering::Acquire) == Self::REMOVED
+    }
+
+    /// Returns true if another copy exists, such as that of a capture.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.index) > 1
+    }
+
+    fn has_index(&self, index: u16) -> bool {
+        self.index.load(Ordering::Relaxed) == u32::from(index)
+    }
 }
 
 /// Point at which a packet was copied.
@@ -173,7 +208,7 @@ impl CaptureSession {
 
     /// Returns whether a frame that enters a segment is wanted, before the pattern is compared.
     pub(super) fn wants_segment(&self, segment: u16, port: Option<PortId>) -> bool {
-        self.spec.segment == Some(segment)
+        self.spec.segment.as_ref().is_some_and(|followed| followed.has_index(segment))
             && (self.spec.port.is_none() || self.spec.port == port)
             && !self.ended.load(Ordering::Relaxed)
     }
@@ -299,6 +334,11 @@ impl CaptureReader {
     /// Returns true if no further packets are added, because [`Self::end`] was called or the program stops.
     pub fn has_ended(&self) -> bool {
         self.session.ended.load(Ordering::Acquire)
+    }
+
+    /// Returns true if the segment of the capture was removed.
+    pub fn has_lost_segment(&self) -> bool {
+        self.session.spec.segment.as_ref().is_some_and(FollowedSegment::is_removed)
     }
 
     /// Ends the capture. Packets that were copied before can still be read.

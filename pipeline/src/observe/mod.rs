@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use capture::CaptureSession;
-pub use capture::{CaptureReader, CaptureSpec, CapturedPacket, LeftOut, Point, WallClock};
+pub use capture::{CaptureReader, CaptureSpec, CapturedPacket, FollowedSegment, LeftOut, Point, WallClock};
 use filter::Filters;
 pub use filter::Pattern;
 pub(crate) use tap::Tap;

@@ -31,6 +31,7 @@ mod tests;
 
 pub use actions::{Environment, Outcome, Program, Toeplitz};
 pub use classifier::{ExactMatchTable, FlowCacheStats, Hit, RuleLookup};
+pub(crate) use classifier::{Lookup, LookupBuffers};
 pub use control::{
     ActiveRule, Change, ListEntry, Meanwhile, RemovalReason, RemovedRule, RuleControl, RuleControlError, RuleCounters,
     RuleId, RuleLimits, RuleLocation, RuleLocations, RuleRefused, RuleTable, Timeouts, check, check_on,

@@ -22,7 +22,7 @@ use crate::events::{ControlQueues, Learn, Punt};
 use crate::job::{self, JobError, Stages, WorkerJob, WorkerJobs};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
-use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
+use crate::observe::{CaptureReader, CaptureSpec, FollowedSegment, ObserveError, Tap, TraceReader, TraceSpec};
 use crate::registry::{Change, Changed, Command, CommandSpec, ObjectSpec, Page, PendingChange, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 use crate::stage::Stage;
@@ -79,13 +79,13 @@ pub trait Control {
         self.inner().map_or_else(Parser::default, Control::parser)
     }
 
-    /// Returns the number of a segment by its name, for captures of its frames.
+    /// Follows a segment by its name, for captures of its frames. The application updates its index at each change.
     ///
     /// # Errors
     /// If there is no such segment, or the application has none.
-    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
+    fn follow_segment(&mut self, name: &str) -> Result<FollowedSegment, String> {
         match self.inner() {
-            Some(inner) => inner.segment_number(name),
+            Some(inner) => inner.follow_segment(name),
             None => Err("this program has no segments".to_owned()),
         }
     }

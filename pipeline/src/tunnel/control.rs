@@ -1,6 +1,7 @@
 //! The control-thread part of a gateway: neighbours, learning, ageing, and the frames that the gateway itself
 //! sends.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -36,7 +37,9 @@ use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, NicNumbers, Remote, Remotes};
 use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
+use crate::observe::FollowedSegment;
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
+use crate::rules::offload::Placement;
 use crate::table::{FdbLimits, FdbWriter, Key};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
@@ -103,6 +106,15 @@ pub struct Tunnel {
     pub mac: MacAddr,
 }
 
+/// Where the packets of a remote get and lose their outer headers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelPlacement {
+    /// Place of the encapsulation.
+    pub encap: Placement,
+    /// Place of the decapsulation.
+    pub decap: Placement,
+}
+
 /// The control-thread state of one gateway.
 pub struct GatewayControl {
     pub(super) config: GatewayConfig,
@@ -133,11 +145,15 @@ pub struct GatewayControl {
     /// MTUs of the paths to remotes that are lower.
     pub(super) path_mtus: PathMtus,
     decapsulated_by_nic: bool,
+    /// Places of the configured tunnels, by the index of the remote; `None`: no NIC has tunnels.
+    pub(super) nic_placements: Option<HashMap<u32, TunnelPlacement>>,
     /// Number of changes of the underlay's settings, which all tunnels have in common.
     pub(super) underlay_version: u64,
     pub(super) learns: Vec<LearnStats>,
     pub(super) move_damping: MoveDamping,
     pub(super) bindings: Bindings,
+    /// Segments that captures follow, with their names.
+    pub(super) followed_segments: Vec<(String, FollowedSegment)>,
     pub(super) refusal_log: RareLog,
     pub(super) frozen_log: RareLog,
     pub(super) path_mtu_log: RareLog,
@@ -202,10 +218,12 @@ impl GatewayControl {
             known_hosts_changed: false,
             dirty: false,
             decapsulated_by_nic: false,
+            nic_placements: None,
             underlay_version: 0,
             learns: Vec::new(),
             move_damping: MoveDamping::default(),
             bindings: Bindings::default(),
+            followed_segments: Vec::new(),
             refusal_log: RareLog::default(),
             frozen_log: RareLog::default(),
             path_mtu_log: RareLog::default(),
@@ -283,6 +301,11 @@ impl GatewayControl {
         if matches!(self.list.get(remote).map(|remote| &remote.next_hop), Some(NextHop::Ready(_))) {
             self.encapsulated_by_nic(remote, Some(numbers));
         }
+    }
+
+    /// Takes the places of the configured tunnels for operators, by the index of the remote; `None`: no NIC has any.
+    pub fn set_nic_placements(&mut self, placements: Option<HashMap<u32, TunnelPlacement>>) {
+        self.nic_placements = placements;
     }
 
     /// Makes the workers see the changes of [`Self::encapsulated_by_nic`].
@@ -856,8 +879,11 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
-    fn segment_number(&mut self, name: &str) -> Result<u16, String> {
-        self.segment_index(name)
+    fn follow_segment(&mut self, name: &str) -> Result<FollowedSegment, String> {
+        let segment = FollowedSegment::new(self.segment_index(name)?);
+        self.followed_segments.retain(|(_, segment)| segment.is_shared());
+        self.followed_segments.push((name.to_owned(), segment.clone()));
+        Ok(segment)
     }
 
     fn objects(&mut self) -> Vec<&'static ObjectSpec> {

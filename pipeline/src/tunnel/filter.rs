@@ -23,8 +23,8 @@ use crate::epoch::Domain;
 use crate::parsed::parse_packet;
 use crate::registry::{Column, Row, TableSpec, Unit};
 use crate::rules::{
-    Environment, Hit, Outcome, RuleCounters, RuleId, RuleLimits, RuleLookup, RuleTable, RuleTableError, Timeouts,
-    Toeplitz, rule_text,
+    Environment, Hit, Lookup, LookupBuffers, Outcome, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError,
+    Timeouts, Toeplitz, rule_text,
 };
 
 /// Maximum number of rules of a filter.
@@ -32,6 +32,10 @@ const MAX_RULES: usize = 4096;
 /// Limits of the rule table of a filter. The cache remembers fewer flows than that of all rules.
 const LIMITS: RuleLimits =
     RuleLimits { rules: 2 * MAX_RULES, masks: 128, duplicates: 64, pending_removals: 1 << 16, flows: 1 << 14 };
+/// Fewest flows that the cache of a filter remembers. Few rules are found fast without it.
+const MIN_FLOWS: usize = 64;
+/// Flows that the cache of a filter remembers for each rule.
+const FLOWS_PER_RULE: usize = 4;
 const SECOND: u64 = 1_000_000_000;
 const STAGE: &str = "filter";
 
@@ -110,8 +114,13 @@ fn check(rule: &Rule) -> std::result::Result<(), String> {
 pub(super) struct Filter {
     parser: Parser,
     /// Lookup of each worker, which alone locks it.
-    lookups: Box<[Mutex<RuleLookup>]>,
+    lookups: Box<[Mutex<Lookup>]>,
+    /// Buffers of each worker, which alone locks them.
+    buffers: Buffers,
 }
+
+/// Buffers of each worker, which all filters share.
+type Buffers = Arc<[Mutex<LookupBuffers>]>;
 
 /// Owner of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,16 +146,19 @@ struct Entry {
     /// The rules in the order of the configuration.
     rules: Vec<(Rule, RuleId)>,
     table: RuleTable,
+    /// Flows that the cache of each worker remembers.
+    flows: usize,
     filter: Arc<Filter>,
 }
 
 impl Entry {
-    fn new(domain: &Domain, workers: usize, now: u64) -> Self {
+    fn new(domain: &Domain, buffers: &Buffers, now: u64) -> Self {
         let mut table = RuleTable::new(domain, LIMITS, now);
-        let lookups = (0..workers).map(|_| Mutex::new(table.lookups().0)).collect();
-        // A forwarder does not verify header checksums.
-        let parser = Parser { verify_ipv4: false, ..Parser::default() };
-        Self { rules: Vec::new(), table, filter: Arc::new(Filter { parser, lookups }) }
+        for _ in buffers.iter() {
+            table.add_worker();
+        }
+        let filter = Arc::new(Filter::new(&table, buffers, MIN_FLOWS));
+        Self { rules: Vec::new(), table, flows: MIN_FLOWS, filter }
     }
 
     /// Takes over a list of rules. Rules before the first difference keep their counters.
@@ -163,6 +175,11 @@ impl Entry {
         self.rules.truncate(same);
         let added: Vec<(Rule, RuleId)> = added;
         self.rules.extend(added);
+        let flows = (FLOWS_PER_RULE * self.rules.len()).next_power_of_two().min(LIMITS.flows);
+        if flows > self.flows {
+            self.flows = flows;
+            self.filter = Arc::new(Filter::new(&self.table, &self.filter.buffers, flows));
+        }
         Ok(())
     }
 }
@@ -171,7 +188,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Filters {
     domain: Domain,
-    workers: usize,
+    buffers: Buffers,
     entries: HashMap<FilterOwner, Entry>,
     /// Owners with their names, in the order of the configuration.
     order: Vec<(FilterOwner, String)>,
@@ -179,7 +196,8 @@ pub(super) struct Filters {
 
 impl Filters {
     pub(super) fn new(domain: &Domain, workers: usize) -> Self {
-        Self { domain: domain.clone(), workers, entries: HashMap::new(), order: Vec::new() }
+        let buffers = (0..workers).map(|_| Mutex::new(LookupBuffers::new())).collect();
+        Self { domain: domain.clone(), buffers, entries: HashMap::new(), order: Vec::new() }
     }
 
     /// Takes over the filters of a configuration. `vrfs` has the number of each VRF, `now` is in seconds.
@@ -189,12 +207,12 @@ impl Filters {
         let wanted: HashSet<FilterOwner> = self.order.iter().map(|(owner, _)| *owner).collect();
         self.entries.retain(|owner, _| wanted.contains(owner));
         for (owner, _, rules) in filters(config, places, vrfs) {
-            let (domain, workers) = (&self.domain, self.workers);
-            let entry = self.entries.entry(owner).or_insert_with(|| Entry::new(domain, workers, now));
+            let (domain, buffers) = (&self.domain, &self.buffers);
+            let entry = self.entries.entry(owner).or_insert_with(|| Entry::new(domain, buffers, now));
             if entry.set(rules).is_err() {
                 // Workers have not yet left the rules of earlier changes. A new table takes these rules: it has the
                 // limits that the configuration was checked with.
-                *entry = Entry::new(domain, workers, now);
+                *entry = Entry::new(domain, buffers, now);
                 if let Err(error) = entry.set(rules) {
                     tracing::error!("filter: {error}");
                 }
@@ -282,6 +300,14 @@ impl View<'_> {
 }
 
 impl Filter {
+    /// Creates the lookups of the workers of a table, each with a cache of this size.
+    fn new(table: &RuleTable, buffers: &Buffers, flows: usize) -> Self {
+        let lookups = (0..buffers.len()).map(|worker| Mutex::new(table.ingress_lookup(worker, flows))).collect();
+        // A forwarder does not verify header checksums.
+        let parser = Parser { verify_ipv4: false, ..Parser::default() };
+        Self { parser, lookups, buffers: Arc::clone(buffers) }
+    }
+
     /// Compares a packet with the rules, and counts it for the one that matches.
     ///
     /// # Errors
@@ -296,12 +322,13 @@ impl Filter {
     ) -> std::result::Result<(), DropReason> {
         // No rule can be matched reliably against malformed headers.
         let parsed = parse_packet(&self.parser, packet)?;
-        // Only this worker locks its lookup.
-        let lookup = self.lookups.get(worker).ok_or(DropReason::RuleDrop)?;
+        // Only this worker locks its lookup and its buffers.
+        let (lookup, buffers) = self.lookups.get(worker).zip(self.buffers.get(worker)).ok_or(DropReason::RuleDrop)?;
         let mut lookup = lookup.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let (guard, now) = (context.guard(), context.now());
         let mut found = [None];
-        lookup.find(guard, now, std::slice::from_ref(packet), &[parsed], &mut found);
+        lookup.find(&mut buffers, guard, now, std::slice::from_ref(packet), &[parsed], &mut found);
         let Some(hit) = found[0] else {
             context.trace(STAGE, |text| text.write_str("no rule matches"));
             return Ok(());

@@ -13,6 +13,7 @@ use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
 use crate::route::NetworkPrefix;
+use crate::rules::offload::Placement;
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
@@ -26,6 +27,7 @@ static SEGMENTS: TableSpec = TableSpec {
     columns: &[
         Column::key("segment", "Name of the segment"),
         Column::key("vni", "Network identifier in tunnel headers, if they have one"),
+        Column::attribute("sid", "Local SID, of SRv6 segments"),
         Column::attribute("ports", "Attached ports, with their VLAN"),
         Column::gauge("remotes", Unit::None, "Configured and learned remotes"),
         Column::counter("local_rx_packets", Unit::Packets, "Frames received from local ports"),
@@ -140,6 +142,13 @@ static REMOTES: TableSpec = TableSpec {
             "Largest outer IP packet: MTU of the underlay, or what a router reported",
         ),
         Column::counter("too_big_messages", Unit::Packets, "Valid ICMP errors about tunnel packets that were too long"),
+        Column::attribute(
+            "encap",
+            "Where packets get their outer headers: hardware or software; empty without NIC offload",
+        ),
+        Column::attribute("encap_why", "Reason why the NIC does not add them"),
+        Column::attribute("decap", "Where packets lose their outer headers: hardware or software; empty likewise"),
+        Column::attribute("decap_why", "Reason why the NIC does not remove them, or the packets that it leaves"),
     ],
 };
 
@@ -228,6 +237,7 @@ impl GatewayControl {
                         NextHop::Out if self.bfd.out(index as u32) == Some(Out::Standby) => "standby",
                         NextHop::Out => "down",
                     };
+                    let [encap, encap_why, decap, decap_why] = self.placement_columns(index as u32);
                     vec![
                         segment.into(),
                         remote.address.to_string().into(),
@@ -239,11 +249,31 @@ impl GatewayControl {
                         remote.max_frame.into(),
                         self.path_mtus.of(route.local, remote.address, self.underlay_mtu).into(),
                         route.too_big_messages.into(),
+                        encap,
+                        encap_why,
+                        decap,
+                        decap_why,
                     ]
                 });
             }
             _ => {}
         }
+    }
+
+    /// Returns place and reason of the encapsulation to a remote and of the decapsulation from it.
+    fn placement_columns(&self, index: u32) -> [Value; 4] {
+        let Some(all) = &self.nic_placements else { return [const { Value::Null }; 4] };
+        let columns = |placement: &Placement| [placement.name().into(), placement.why().into()];
+        let [encap, decap] = match all.get(&index) {
+            Some(it) => [columns(&it.encap), columns(&it.decap)],
+            None if self.learned.contains(index) => {
+                let why = "the remote is learned, and NICs get only configured ones";
+                [["software".into(), why.into()], ["software".into(), why.into()]]
+            }
+            None => return [const { Value::Null }; 4],
+        };
+        let ([encap, encap_why], [decap, decap_why]) = (encap, decap);
+        [encap, encap_why, decap, decap_why]
     }
 
     /// Describes the place of an address, for the log.
@@ -260,6 +290,7 @@ impl GatewayControl {
         let mut row: Vec<Value> = vec![
             segment.name.clone().into(),
             segment.vni.into(),
+            segment.sids().map(|sids| sids.local.to_string()).into(),
             ports.collect::<Vec<_>>().join(" ").into(),
             remotes.into(),
         ];

@@ -79,7 +79,7 @@ pub mod tables;
 pub mod underlay;
 
 pub use config::GatewayConfig;
-pub use control::{GatewayControl, LearnStats, Tunnel};
+pub use control::{GatewayControl, LearnStats, Tunnel, TunnelPlacement};
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;

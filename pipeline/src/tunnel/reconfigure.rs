@@ -78,6 +78,7 @@ impl GatewayControl {
             templates_differ(&self.config.underlay, &config.underlay) || options_differ(&self.config, &config);
         self.config = config;
         let old_places = std::mem::replace(&mut self.places, places);
+        self.update_followed_segments();
         if addresses_changed {
             let underlay = &self.config.underlay;
             self.next_hops.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
@@ -125,6 +126,17 @@ impl GatewayControl {
             .collect();
         self.fdb.set_ageing(changed);
         self.reset_learn_stats(&old_places);
+    }
+
+    /// Gives captures the index that the segment of their name has now. A capture whose segment was removed ends, so
+    /// it does not follow a later segment of that name.
+    fn update_followed_segments(&mut self) {
+        let mut followed = std::mem::take(&mut self.followed_segments);
+        followed.retain(|(name, segment)| {
+            segment.set_index(self.segment_index(name).ok());
+            segment.is_shared() && !segment.is_removed()
+        });
+        self.followed_segments = followed;
     }
 
     /// Returns what the new configuration lacks.

@@ -6,14 +6,15 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use wirepath_packet::PortId;
 
-use wirepath_packet::Batch;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Batch, Pool, PortId};
+use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::table::{FdbLimits, FdbWriter, Key};
-use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
+use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
+use wirepath_pipeline::{Context, ParsedBatch, PortInfo, RunOptions, Runtime, RuntimeConfig};
 use wirepath_settings::Source;
 use wirepath_wire::{L4Type, MacAddr, Parser};
 
@@ -22,6 +23,8 @@ use crate::programs::{open, stop, wait_until};
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Bytes that are allocated and not freed.
+static BYTES: AtomicI64 = AtomicI64::new(0);
 /// Held by a test that counts.
 static COUNTS: Mutex<()> = Mutex::new(());
 
@@ -35,12 +38,16 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if WATCHED.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+            BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
         }
         // SAFETY: the caller guarantees that `layout` has a non-zero size, as `GlobalAlloc::alloc` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if WATCHED.get() {
+            BYTES.fetch_sub(layout.size() as i64, Ordering::Relaxed);
+        }
         // SAFETY: the caller guarantees that `pointer` was allocated by this allocator, and so by `System`,
         // with this `layout`.
         unsafe { System.dealloc(pointer, layout) }
@@ -58,6 +65,7 @@ fn reset() {
     WATCHED.set(false);
     assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before);
     ALLOCATIONS.store(0, Ordering::Relaxed);
+    BYTES.store(0, Ordering::Relaxed);
 }
 
 #[test]
@@ -163,4 +171,44 @@ fn a_function_that_parses_allocates_nothing() {
     let summary = stop(running);
     assert!(summary.drops()[&DropReason::RuleDrop] > 20_000 && summary.tx().packets > 60_000, "{summary}");
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0);
+}
+
+/// Memory of a gateway with many filters is bounded by their rules, not by their limits.
+#[test]
+fn a_filter_of_few_rules_takes_tens_of_kilobytes() {
+    const SEGMENTS: i64 = 32;
+    let _counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pool = Pool::new("filters", 64).unwrap();
+    let ports: Vec<PortInfo> = (0..)
+        .zip(["wan", "lan"])
+        .map(|(number, name)| {
+            PortInfo::simulated(PortId::new(number), name, Some(MacAddr::new(2, 0, 0, 0, 0, 1)), 1500, &pool)
+        })
+        .collect();
+    let bytes = |rules: &str, workers: usize| {
+        let mut text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n".to_owned();
+        for id in 1..=SEGMENTS {
+            text += &format!(
+                "[[segment]]\nvni = {id}\nports = [{{ port = 'lan', vlan = {id} }}]\nremotes = ['10.9.0.2']\n\
+                 filter = [{rules}]\n"
+            );
+        }
+        let source = Source::new("test", text);
+        let document = source.parse().unwrap();
+        let config = GatewayConfig::read(&document.settings(), &["wan", "lan"]).unwrap();
+        let domain = Domain::new();
+        reset();
+        WATCHED.set(true);
+        let control = GatewayControl::new(&config, &ports, &domain, workers, 0);
+        WATCHED.set(false);
+        let bytes = BYTES.load(Ordering::Relaxed);
+        drop(control);
+        bytes
+    };
+    let rules = "'ingress: tcp dst 23 => drop', 'ingress: ipv4 src 10.0.0.0/8 / udp => count', 'ingress: icmp => drop'";
+    for (workers, most) in [(1, 40_000), (8, 100_000)] {
+        let each = (bytes(rules, workers) - bytes("", workers)) / SEGMENTS;
+        println!("{workers} workers: {each} bytes");
+        assert!((1_000..most).contains(&each), "{workers} workers: {each} bytes");
+    }
 }

@@ -35,6 +35,8 @@ pub enum EndReason {
     Stop,
     /// The reader of the file does not want more.
     Client,
+    /// The segment of the capture was removed.
+    SegmentRemoved,
 }
 
 impl EndReason {
@@ -46,6 +48,7 @@ impl EndReason {
             Self::Time => "seconds",
             Self::Stop => "stop",
             Self::Client => "client",
+            Self::SegmentRemoved => "segment_removed",
         }
     }
 }
@@ -96,6 +99,9 @@ impl Pcapng {
     pub(super) fn append_packets(&mut self, out: &mut Vec<u8>) -> bool {
         if self.limits.time.is_some_and(|time| self.begin.elapsed() >= time) {
             self.end(EndReason::Time);
+        }
+        if self.reader.has_lost_segment() {
+            self.end(EndReason::SegmentRemoved);
         }
         // Packets that were copied before the end are still written.
         let ended = self.reader.has_ended();

@@ -430,6 +430,10 @@ fn argument_value(argument: &Argument, given: &Json, ports: &[String]) -> Result
             }
             Ok(Value::Array(list))
         }
+        ArgumentKind::Toml => {
+            let parsed = given.as_str().and_then(|text| text.parse::<Value>().ok());
+            parsed.ok_or_else(|| refuse("a TOML value as in a configuration file"))
+        }
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn capture(
     if segment.is_some() && request.contains_key("points") {
         return Err("segment: its frames are captured as they enter it, so \"points\" has no meaning".to_owned());
     }
-    let segment = segment.map(|name| registry.control.segment_number(name)).transpose()?;
+    let segment = segment.map(|name| registry.control.follow_segment(name)).transpose()?;
     let spec = CaptureSpec {
         segment,
         rx: points.contains(&"rx"),

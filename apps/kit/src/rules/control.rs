@@ -29,6 +29,8 @@ pub struct ControlWithRules<C> {
     pub control: C,
     /// Called on every tick to update what the program itself offloads to NICs.
     pub update_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
+    /// Called before a table of the program is listed, if NICs may have rules.
+    pub before_list: Option<fn(&mut C, &RuleControl, &'static TableSpec, &ControlPlane)>,
     rules: RuleControl,
     settings: RuleSettings,
     /// Number of rules of the configuration and its file, as they were read.
@@ -100,6 +102,7 @@ impl<C: Control> ControlWithRules<C> {
         let mut it = Self {
             control,
             update_nics: None,
+            before_list: None,
             rules,
             settings,
             listed: 0,
@@ -432,6 +435,9 @@ impl<C: Control> Control for ControlWithRules<C> {
 
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
         if table.name != RULES.name {
+            if let Some(prepare) = self.before_list.filter(|_| self.settings.hardware == Hardware::Auto) {
+                prepare(&mut self.control, &self.rules, table, plane);
+            }
             return self.control.list(table, page, plane);
         }
         let mut rest = page.take_state().unwrap_or_else(|| RestOfList {

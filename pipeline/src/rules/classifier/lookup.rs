@@ -78,6 +78,13 @@ impl EpochPin {
 /// Finds rules of one direction for one worker.
 #[derive(Debug)]
 pub struct RuleLookup {
+    lookup: Lookup,
+    buffers: LookupBuffers,
+}
+
+/// A [`RuleLookup`] without buffers. All lookups of a worker can share them.
+#[derive(Debug)]
+pub(crate) struct Lookup {
     engine: Arc<Engine>,
     direction: Direction,
     worker: usize,
@@ -89,10 +96,12 @@ pub struct RuleLookup {
     cache_version: u64,
     /// Id of the key layout that the keys in the cache use.
     layout: u64,
-    scratch: Box<Scratch>,
 }
 
 /// Buffers of one batch.
+#[derive(Debug)]
+pub(crate) struct LookupBuffers(Box<Scratch>);
+
 #[derive(Debug)]
 struct Scratch {
     rows: [u64; BATCH * WORDS],
@@ -125,15 +134,9 @@ const MATCHES: usize = 4 * BATCH;
 /// Marks a packet without a cache entry.
 const NO_ENTRY: u32 = u32::MAX;
 
-impl RuleLookup {
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        direction: Direction,
-        worker: usize,
-        pin: Arc<EpochPin>,
-        entries: usize,
-    ) -> Self {
-        let scratch = Scratch {
+impl LookupBuffers {
+    pub(crate) fn new() -> Self {
+        Self(Box::new(Scratch {
             rows: [0; BATCH * WORDS],
             hashes: [0; BATCH],
             candidates: [NO_ENTRY; BATCH],
@@ -147,30 +150,25 @@ impl RuleLookup {
                 groups: Vec::with_capacity(MATCHES),
             },
             matches: Vec::with_capacity(MATCHES),
-        };
-        Self {
-            engine,
-            direction,
-            worker,
-            pin,
-            cache: FlowCache::new(entries),
-            seed: HashSeed::new(),
-            cache_version: 0,
-            layout: 0,
-            scratch: Box::new(scratch),
-        }
+        }))
+    }
+}
+
+impl RuleLookup {
+    pub(crate) fn new(lookup: Lookup) -> Self {
+        Self { lookup, buffers: LookupBuffers::new() }
     }
 
     /// Returns the direction of the rules.
     pub fn direction(&self) -> Direction {
-        self.direction
+        self.lookup.direction
     }
 
     /// Pins the version of the rules for this iteration of the worker, as the first [`Self::find`] of the
     /// iteration would.
     #[inline(always)]
     pub(crate) fn pin(&self, guard: Guard<'_>) {
-        self.pin.version(guard.quiescent_count(), || self.engine.log.version());
+        self.lookup.pin.version(guard.quiescent_count(), || self.lookup.engine.log.version());
     }
 
     /// Returns true if a rule may be found. Must be called after [`Self::pin`].
@@ -178,7 +176,8 @@ impl RuleLookup {
     pub(crate) fn has_rules(&self, guard: Guard<'_>) -> bool {
         // A table is published before the version in which its first rule is valid, and removed when no
         // worker can see its last rule.
-        !self.engine.view.read(guard).directions[direction_index(self.direction)].tables.is_empty()
+        let Lookup { engine, direction, .. } = &self.lookup;
+        !engine.view.read(guard).directions[direction_index(*direction)].tables.is_empty()
     }
 
     /// Finds the rule of each packet: `found[i]` is the rule that packet *i* matches, or `None`. Each packet
@@ -191,8 +190,56 @@ impl RuleLookup {
     /// # Panics
     /// Panics if the slices differ in length or are longer than a batch, or if the guard belongs to another
     /// domain than the table.
+    #[inline]
     pub fn find<'g>(
         &'g mut self,
+        guard: Guard<'g>,
+        now: u64,
+        packets: &[Packet],
+        parsed: &[Parsed],
+        found: &mut [Option<Hit<'g>>],
+    ) {
+        self.lookup.find(&mut self.buffers, guard, now, packets, parsed, found);
+    }
+
+    /// Returns the rule of a record that the tag of a packet refers to. The packet matched it in a NIC. Does
+    /// not count the packet.
+    pub(crate) fn hit_of_record<'g>(&'g self, guard: Guard<'g>, now: u64, record: u32) -> Option<Hit<'g>> {
+        let slab = Records::read(&self.lookup.engine.slab, guard);
+        let installed = slab.record(record).installed().read(guard).as_ref()?;
+        let count = slab.count(self.lookup.worker, record);
+        count.last_hit.set(now);
+        Some(Hit { installed, count })
+    }
+
+    /// Returns the transmit metadata that selects the rule's actions in a NIC at egress; 0: the worker runs
+    /// the actions.
+    pub(crate) fn tx_metadata(&self, guard: Guard<'_>, hit: Hit<'_>) -> u32 {
+        Records::read(&self.lookup.engine.slab, guard).record(hit.installed.record).tx_metadata()
+    }
+
+    /// Returns the statistics of the cache.
+    pub fn stats(&self) -> FlowCacheStats {
+        self.lookup.cache.stats
+    }
+}
+
+impl Lookup {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        direction: Direction,
+        worker: usize,
+        pin: Arc<EpochPin>,
+        flows: usize,
+    ) -> Self {
+        let (cache, seed) = (FlowCache::new(flows), HashSeed::new());
+        Self { engine, direction, worker, pin, cache, seed, cache_version: 0, layout: 0 }
+    }
+
+    /// Finds the rule of each packet, as [`RuleLookup::find`] does.
+    pub(crate) fn find<'g>(
+        &'g mut self,
+        buffers: &mut LookupBuffers,
         guard: Guard<'g>,
         now: u64,
         packets: &[Packet],
@@ -226,7 +273,7 @@ impl RuleLookup {
             found.fill(None);
             return;
         }
-        let scratch = &mut *self.scratch;
+        let scratch = &mut *buffers.0;
         rules.layout.extract(self.direction, packets, parsed, &mut scratch.rows);
         let misses = scratch.look_up_cache(&mut self.cache, &self.seed, rules, slab, version, self.worker, count);
         if misses > 0 {
@@ -263,27 +310,6 @@ impl RuleLookup {
             count.last_hit.set(now);
             *found = Some(hit);
         }
-    }
-
-    /// Returns the rule of a record that the tag of a packet refers to. The packet matched it in a NIC. Does
-    /// not count the packet.
-    pub(crate) fn hit_of_record<'g>(&'g self, guard: Guard<'g>, now: u64, record: u32) -> Option<Hit<'g>> {
-        let slab = Records::read(&self.engine.slab, guard);
-        let installed = slab.record(record).installed().read(guard).as_ref()?;
-        let count = slab.count(self.worker, record);
-        count.last_hit.set(now);
-        Some(Hit { installed, count })
-    }
-
-    /// Returns the transmit metadata that selects the rule's actions in a NIC at egress; 0: the worker runs
-    /// the actions.
-    pub(crate) fn tx_metadata(&self, guard: Guard<'_>, hit: Hit<'_>) -> u32 {
-        Records::read(&self.engine.slab, guard).record(hit.installed.record).tx_metadata()
-    }
-
-    /// Returns the statistics of the cache.
-    pub fn stats(&self) -> FlowCacheStats {
-        self.cache.stats
     }
 }
 

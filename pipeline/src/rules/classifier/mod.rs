@@ -19,3 +19,4 @@ pub(super) mod view;
 pub use exact_match::ExactMatchTable;
 pub use flow_cache::FlowCacheStats;
 pub use lookup::{Hit, RuleLookup};
+pub(crate) use lookup::{Lookup, LookupBuffers};

@@ -1,5 +1,6 @@
 //! Rule records that workers read, and the counters that they write.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use wirepath_flow::{Action, Rule};
@@ -13,8 +14,10 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(crate) const NO_RECORD: u32 = u32::MAX;
 /// Value of [`Record::valid_from`] and [`Record::valid_until`] that is not reached.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// Records per allocation.
-pub(crate) const CHUNK: usize = 1024;
+/// Indices per chunk, and the most records of a chunk.
+const CHUNK: usize = 1024;
+/// Records of the smallest chunk.
+const SMALLEST_CHUNK: usize = 16;
 
 /// A rule as workers read it. One cache line.
 #[derive(Debug)]
@@ -165,10 +168,14 @@ pub(crate) struct WorkerCounters {
 }
 
 /// All records, and the counters of each worker. The slab never shrinks.
-#[derive(Clone, Debug, Default)]
+///
+/// The first chunks of a small table have fewer records than indices. Each other chunk has as many as all before it.
+#[derive(Clone, Debug)]
 pub(crate) struct Slab {
     records: Vec<Arc<[Record]>>,
     counts: Vec<Vec<Arc<[WorkerCounters]>>>,
+    /// Records of the first chunk.
+    first_chunk: usize,
 }
 
 /// The records as a worker uses them in one iteration.
@@ -207,14 +214,20 @@ impl<'g> Records<'g> {
     }
 }
 
-fn counts() -> Arc<[WorkerCounters]> {
-    (0..CHUNK).map(|_| WorkerCounters::default()).collect()
+fn counts(len: usize) -> Arc<[WorkerCounters]> {
+    (0..len).map(|_| WorkerCounters::default()).collect()
 }
 
 impl Slab {
+    /// Creates the slab of a table with this maximum number of rules.
+    pub(crate) fn new(rules: usize) -> Self {
+        let first_chunk = (rules / 512).clamp(SMALLEST_CHUNK, CHUNK);
+        Self { records: Vec::new(), counts: Vec::new(), first_chunk }
+    }
+
     /// Returns the number of records.
     pub(crate) fn len(&self) -> usize {
-        self.records.len() * CHUNK
+        self.records.iter().map(|chunk| chunk.len()).sum()
     }
 
     #[inline(always)]
@@ -236,15 +249,17 @@ impl Slab {
         self.counts.len()
     }
 
-    /// Adds a chunk of records.
-    pub(crate) fn grow(&mut self, domain: &Domain) {
-        self.records.push((0..CHUNK).map(|_| Record::new(domain)).collect());
-        self.counts.iter_mut().for_each(|chunks| chunks.push(counts()));
+    /// Adds a chunk of records. Returns their indices.
+    pub(crate) fn grow(&mut self, domain: &Domain) -> Range<u32> {
+        let (first, len) = (self.records.len() * CHUNK, self.len().clamp(self.first_chunk, CHUNK));
+        self.records.push((0..len).map(|_| Record::new(domain)).collect());
+        self.counts.iter_mut().for_each(|chunks| chunks.push(counts(len)));
+        first as u32..(first + len) as u32
     }
 
     /// Adds the counters of one more worker.
     pub(crate) fn add_worker(&mut self) {
-        self.counts.push(self.records.iter().map(|_| counts()).collect());
+        self.counts.push(self.records.iter().map(|chunk| counts(chunk.len())).collect());
     }
 
     /// Returns the bytes that one rule takes here.

@@ -186,11 +186,19 @@ impl RuleControl {
 
     /// Returns where one rule runs on the ports with rule hardware.
     pub fn placement(&self, id: RuleId) -> Vec<(PortId, Placement)> {
-        let name = |id: RuleId| {
-            let names: Vec<_> = self.ports.iter().map(|port| (&*port.name, port.id)).collect();
-            self.table.get(id).map_or_else(String::new, |rule| rule.named(Ports(&names)).to_string())
-        };
-        self.hardware.placements(id, &name)
+        self.hardware.placements(id, &|id| self.text(id))
+    }
+
+    /// Returns where the implicit rules with a mark run on a port, or where one of them does that is not completely in
+    /// the NIC; `None`: there are none, or the port has no rule hardware.
+    pub fn implicit_decap_placement(&self, port: PortId, mark: u32) -> Option<Placement> {
+        self.hardware.implicit_placement(port, mark, &|id| self.text(id))
+    }
+
+    /// Returns the text of a rule with the names of the ports.
+    fn text(&self, id: RuleId) -> String {
+        let names: Vec<_> = self.ports.iter().map(|port| (&*port.name, port.id)).collect();
+        self.table.get(id).map_or_else(String::new, |rule| rule.named(Ports(&names)).to_string())
     }
 
     /// Adds an implicit rule to the NICs, ordered after all other rules. The program does the same in

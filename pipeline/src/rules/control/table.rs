@@ -15,7 +15,7 @@ use crate::rules::classifier::match_key::Pattern;
 use crate::rules::classifier::records::{InstalledRule, Slab};
 use crate::rules::classifier::tuple_space::TupleSpace;
 use crate::rules::classifier::view::{Engine, direction_index};
-use crate::rules::{Program, RuleLookup, RuleTableError};
+use crate::rules::{Lookup, Program, RuleLookup, RuleTableError};
 use crate::wheel::{TimerId, TimerWheel};
 
 pub use change::Change;
@@ -184,20 +184,20 @@ impl RuleTable {
     /// Creates an empty table. `now` is in nanoseconds of [`crate::Context::now`].
     pub fn new(domain: &Domain, limits: RuleLimits, now: u64) -> Self {
         // Additions that a worker may lag behind before it flushes its cache.
-        let log_entries = limits.rules.next_power_of_two().clamp(64, 1 << 16);
+        let log_entries = (limits.rules / 64).next_power_of_two().clamp(64, 1 << 16);
         let limits =
             RuleLimits { rules: limits.rules.min(MAX_VALUE as usize / 2), masks: limits.masks.min(4096), ..limits };
-        let mut masks = TupleSpace::new();
+        let (mut masks, slab) = (TupleSpace::new(), Slab::new(limits.rules));
         let engine = Engine {
             log: ChangeLog::new(log_entries),
             view: Shared::new(domain, masks.all()),
-            slab: Shared::new(domain, Slab::default()),
+            slab: Shared::new(domain, slab.clone()),
         };
         Self {
             domain: domain.clone(),
             engine: Arc::new(engine),
             limits,
-            slab: Slab::default(),
+            slab,
             free: Vec::new(),
             masks,
             rules: BTreeMap::new(),
@@ -213,14 +213,32 @@ impl RuleTable {
     /// Adds a worker and returns its lookups for ingress and egress. Both see a change at the same packet.
     pub fn lookups(&mut self) -> (RuleLookup, RuleLookup) {
         use wirepath_flow::Direction::{Egress, Ingress};
+        let worker = self.add_worker();
+        let pin = Arc::new(EpochPin::new());
+        let lookup = |direction| {
+            RuleLookup::new(Lookup::new(
+                Arc::clone(&self.engine),
+                direction,
+                worker,
+                Arc::clone(&pin),
+                self.limits.flows,
+            ))
+        };
+        (lookup(Ingress), lookup(Egress))
+    }
+
+    /// Adds a worker and returns its number.
+    pub(crate) fn add_worker(&mut self) -> usize {
         let worker = self.slab.workers();
         self.slab.add_worker();
         self.engine.slab.replace(self.slab.clone());
+        worker
+    }
+
+    /// Returns a lookup of a worker for ingress, with a cache for this number of flows.
+    pub(crate) fn ingress_lookup(&self, worker: usize, flows: usize) -> Lookup {
         let pin = Arc::new(EpochPin::new());
-        let lookup = |direction| {
-            RuleLookup::new(Arc::clone(&self.engine), direction, worker, Arc::clone(&pin), self.limits.flows)
-        };
-        (lookup(Ingress), lookup(Egress))
+        Lookup::new(Arc::clone(&self.engine), wirepath_flow::Direction::Ingress, worker, pin, flows)
     }
 
     /// Adds a rule, ordered after the existing rules of equal priority.
@@ -420,10 +438,9 @@ impl RuleTable {
         let pattern = Pattern::of(&rule.fields());
         let table = self.masks.number(direction_index(rule.direction()), &pattern.mask, self.limits.masks)?;
         if self.free.is_empty() {
-            let first = self.slab.len() as u32;
-            self.slab.grow(&self.domain);
+            let new = self.slab.grow(&self.domain);
             self.engine.slab.replace(self.slab.clone());
-            self.free.extend((first..self.slab.len() as u32).rev());
+            self.free.extend(new.rev());
         }
         let record = *self.free.last().expect("just made");
         let installed = InstalledRule { id, rule: Arc::clone(rule), program: Program::compile(rule), record };

@@ -495,6 +495,18 @@ impl HardwareRules {
         self.ports.iter().filter_map(of).collect()
     }
 
+    /// See [`super::RuleControl::implicit_decap_placement`].
+    pub(super) fn implicit_placement(
+        &self,
+        port: PortId,
+        mark: u32,
+        name: &dyn Fn(RuleId) -> String,
+    ) -> Option<Placement> {
+        let it = self.ports.iter().find(|it| it.port == port)?;
+        let all = self.implicit_by_mark.get(&mark)?.iter().filter_map(|id| placement(&it.plan, *id, name));
+        all.reduce(|one, other| if matches!(one, Placement::Hardware(_)) { other } else { one })
+    }
+
     /// Returns the number of rules in the NIC of each port.
     pub fn installed(&self) -> impl Iterator<Item = (PortId, usize)> {
         self.ports.iter().map(|it| (it.port, it.installed.len()))

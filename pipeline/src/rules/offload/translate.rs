@@ -241,11 +241,15 @@ impl CapabilityCheck {
                 ));
             }
             if !wirepath_flow::covers(implied, set) {
-                let why = format!(
-                    "{} matches it only in packets with \"{}\", which the rule must name",
-                    self.device(),
-                    can.implies
-                );
+                let is_excluded =
+                    |&(key, bits): &(Key, MaskedValue)| set.get(key).is_some_and(|it| it.and(bits).is_none());
+                let port = udp_tunnel(item.kind).and_then(|tunnel| self.tunnels.port_of(tunnel));
+                let why = match port {
+                    _ if !implied.list().iter().any(is_excluded) => "which the rule must name".to_owned(),
+                    Some(port) => format!("but here the tunnel has UDP port {port}"),
+                    None => "which the rule excludes".to_owned(),
+                };
+                let why = format!("{} matches it only in packets with \"{}\", {why}", self.device(), can.implies);
                 return Err(Obstacle::new(name, why));
             }
             let before = |kind: &ItemKind| pattern[..index].iter().any(|it| it.kind == *kind && it.inner == item.inner);
@@ -306,9 +310,8 @@ impl CapabilityCheck {
     /// configuration, which a device does not have.
     fn with_tunnel_ports(&self, pattern: &[Item]) -> Result<(Vec<Item>, bool), Obstacle> {
         let mut pattern = pattern.to_vec();
-        let tunnel = pattern.iter().position(|item| {
-            !item.inner && matches!(item.kind, ItemKind::Vxlan | ItemKind::VxlanGpe | ItemKind::Geneve)
-        });
+        let of_item = |(at, item): (usize, &Item)| Some((at, udp_tunnel(item.kind).filter(|_| !item.inner)?));
+        let tunnel = pattern.iter().enumerate().find_map(of_item);
         if tunnel.is_none() && pattern.iter().any(|item| item.inner) {
             let named = |item: &Item| match item.kind {
                 ItemKind::Gre => true,
@@ -321,12 +324,7 @@ impl CapabilityCheck {
                 return Err(Obstacle::new(first, "the rule does not name the tunnel around it"));
             }
         }
-        let Some(at) = tunnel else { return Ok((pattern, false)) };
-        let kind = match pattern[at].kind {
-            ItemKind::Vxlan => Tunnel::Vxlan,
-            ItemKind::VxlanGpe => Tunnel::VxlanGpe,
-            _ => Tunnel::Geneve,
-        };
+        let Some((at, kind)) = tunnel else { return Ok((pattern, false)) };
         let name = Self::name(&pattern[at]);
         let Some(port) = self.tunnels.port_of(kind) else {
             return Err(Obstacle::new(name, "no UDP port is configured for this tunnel"));
@@ -340,7 +338,8 @@ impl CapabilityCheck {
                 }
                 let both = said.map_or(Some(port), |said| said.and(port));
                 let Some(both) = both else {
-                    return Err(Obstacle::new(name, "this tunnel is configured on another UDP port"));
+                    let why = format!("here the tunnel has UDP port {}, which the rule excludes", port.value);
+                    return Err(Obstacle::new(name, why));
                 };
                 pattern[udp] = pattern[udp].clone().with(Field::UdpDst, both);
             }
@@ -733,6 +732,16 @@ impl CapabilityCheck {
 fn is_ip_in_ip(protocol: Option<MaskedValue>) -> bool {
     let is = |number: IpProtocol| protocol == Some(MaskedValue::exact(number.0.into(), 8));
     is(IpProtocol::IPV4) || is(IpProtocol::IPV6)
+}
+
+/// Returns the tunnel of an item that a UDP port announces.
+fn udp_tunnel(kind: ItemKind) -> Option<Tunnel> {
+    match kind {
+        ItemKind::Vxlan => Some(Tunnel::Vxlan),
+        ItemKind::VxlanGpe => Some(Tunnel::VxlanGpe),
+        ItemKind::Geneve => Some(Tunnel::Geneve),
+        _ => None,
+    }
 }
 
 fn tunnel_of(kind: ItemKind) -> Option<TunnelName> {

@@ -255,14 +255,15 @@ impl Reader<'_> {
                 one(MatchTarget::TunnelWord, MaskedValue { value: bits.value << 24, mask: bits.mask << 24 })
             }
             // The other flags and the version are only in the first word. The protocol is compared with them, so that
-            // a device that has no such word for GRE matches no packet.
+            // a device that has no such word for GRE matches no packet. For such a device the word is 0.
             Field::GreFlags if bits.mask & !GRE_FIELDS != 0 => {
                 let proto = Key { kind: KeyKind::Field(Field::GreProto), ..key };
                 let proto = self.set.get(proto).unwrap_or(MaskedValue { value: 0, mask: 0 });
-                one(
-                    MatchTarget::TunnelWord,
-                    MaskedValue { value: bits.value << 16 | proto.value, mask: bits.mask << 16 | proto.mask },
-                )
+                let word = MaskedValue { value: bits.value << 16 | proto.value, mask: bits.mask << 16 | proto.mask };
+                match word.value {
+                    0 => Err("comparing gre flags of 0 without a nonzero proto".to_owned()),
+                    _ => one(MatchTarget::TunnelWord, word),
+                }
             }
             _ => one(MatchTarget::Field(field), bits),
         }

@@ -50,6 +50,19 @@ fn gre_flags_become_fields_or_a_word() {
     assert_eq!((both(exact, misc::GRE_KEY), both(exact, misc::GRE_PROTOCOL)), ((0xffff_ffff, 7), (0xffff, 0x6558)));
 }
 
+/// A device without a word for GRE compares 0, so a word of zeros would match the packets of all GRE rules.
+#[test]
+fn gre_flags_of_zero_need_a_proto() {
+    for pattern in ["ipv4 / gre flags 0", "ipv4 / gre flags 0 mask 0x4007", "ipv4 / gre flags 0 proto 0"] {
+        assert_eq!(refused_for(pattern), "comparing gre flags of 0 without a nonzero proto", "{pattern}");
+    }
+    for pattern in
+        ["ipv4 / gre flags 0 proto 0x6558", "ipv4 / gre flags 0 mask 0x4007 key 7", "ipv4 / gre flags 0 mask 0xb000"]
+    {
+        assert!(matcher::parameters(&fields(pattern)).is_ok(), "{pattern}");
+    }
+}
+
 /// Only UDP and TCP have integrity bits of layer 4.
 #[test]
 fn valid_headers_are_those_that_exist() {
@@ -122,7 +135,9 @@ fn offered_fields_can_be_compared() {
                     continue;
                 }
                 if let Err(why) = matcher::parameters(&rule.fields()) {
-                    let known = ["can_match", "finding out", "no packet matches"].iter().any(|part| why.contains(part));
+                    let known = ["can_match", "finding out", "no packet matches", "nonzero proto"]
+                        .iter()
+                        .any(|part| why.contains(part));
                     assert!(known, "{} {} under {mask:#x}: {why}", spec.item.spec().name, spec.name);
                 }
             }
