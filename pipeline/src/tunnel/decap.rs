@@ -14,6 +14,7 @@ use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum, ipv4, ipv6};
 
+use super::bfd::MANAGEMENT_MAC;
 use super::config::{InnerVlans, TUNNEL_PEER};
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
@@ -525,7 +526,9 @@ impl View<'_> {
         // Segments without identifier are distinguished by their remotes, those with SIDs by the destination.
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
-        let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;
+        let Some(segment) = of_remote.or_else(|| self.layout.segment_of(id)) else {
+            return Err(self.classify_bfd_in_tunnel(state, context, packet, (id, inner, end), (src, dst)));
+        };
         let carried = self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload);
         if carried != Some(payload) {
             return Err(DropReason::TunnelPayload.into());
@@ -649,6 +652,8 @@ impl View<'_> {
             }
         }
         match known {
+            // A remote whose management VNI is that of a segment.
+            None if dst.mac() == MANAGEMENT_MAC => context.drop(packet, DropReason::BfdNoSession),
             None => {
                 if let Some(c) = self.layout.counters(segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
@@ -673,7 +678,12 @@ pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Re
     if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }
-    let cover = ChecksumSpan::of(packet.data(), outer).ok_or(DropReason::BadL4Checksum)?;
+    check_datagram(packet, outer)
+}
+
+/// Verifies the checksum of a UDP datagram over all segments.
+pub(super) fn check_datagram(packet: &Packet, layers: &HeaderOffsets) -> Result<(), Rejection> {
+    let cover = ChecksumSpan::of(packet.data(), layers).ok_or(DropReason::BadL4Checksum)?;
     check_sum(packet, cover.start, cover.end, cover.pseudo)
 }
 
