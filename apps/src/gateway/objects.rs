@@ -232,6 +232,7 @@ static BFD: ConfigObject = ConfigObject {
                 Argument::optional("multiplier", Number, "intervals without a packet until the remote is down"),
                 Argument::optional("multihop", Flag, "whether all sessions are multihop ones"),
                 Argument::optional("minimum_ttl", Number, "smallest TTL of received packets of multihop sessions"),
+                Argument::optional("management_vni", Number, "VNI of control packets in VXLAN tunnels"),
                 Argument::optional("peer_admin_down", Text, "what a remote does that ends its session: leave or stay"),
                 Argument::optional("except", List, "remotes without a session, with commas between"),
             ],

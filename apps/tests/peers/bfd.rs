@@ -1,9 +1,10 @@
-//! Remotes watched by BFD, with FRR's bfdd beside the kernel's `vxlan` device of each remote.
+//! Remotes watched by BFD, with another end beside the kernel's `vxlan` device of each remote. It is FRR's bfdd, and
+//! scapy for sessions in VXLAN tunnels, which FRR does not have.
 
 use serde_json::Value;
 use tempfile::TempDir;
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Background, Namespace, Requirement, eventually, oracle, run, skip_or_fail};
+use wirepath_testlab::{Background, Namespace, Requirement, eventually, oracle, python, run, skip_or_fail};
 
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, pings, remote_address};
@@ -291,4 +292,179 @@ pub(crate) fn a_backup_takes_over(variant: Variant) {
         }
     }
     gateway.program.stop();
+}
+
+/// Management VNI of the sessions in tunnels.
+const MANAGEMENT: u32 = 4095;
+
+/// Headers and control packets of scapy's end. `own` and `gw` are Ethernet addresses.
+const SCAPY_END: &str = "
+from scapy.contrib.bfd import BFD
+L3, loopback = (IPv6, '::ffff:127.0.0.1') if version == 6 else (IP, '127.0.0.1')
+hops = lambda n: {'hlim': n} if version == 6 else {'ttl': n}
+def inner(ttl=255, mac='00:00:5e:00:52:02', to=loopback, dport=3784):
+    ip = L3(src=remote, dst=to, **hops(ttl))
+    return Ether(src=own, dst=mac)/ip/UDP(sport=49200, dport=dport)
+def outer(vni, source=remote):
+    return Ether(src=own, dst=gw)/L3(src=source, dst=vtep)/UDP(sport=50000, dport=4789)/VXLAN(flags=8, vni=vni)
+def control(**fields):
+    intervals = {'min_tx_interval': 200000, 'min_rx_interval': 120000, 'echo_rx_interval': 0, 'detect_mult': 15}
+    return BFD(**{'sta': 1, 'my_discriminator': 7, 'your_discriminator': 0, **intervals, **fields})
+";
+
+/// One end of a session (RFC 5880 section 6.8.6). It ends with an error if a packet has not the form of RFC 8971.
+const SCAPY_LOOP: &str = "
+import select, time
+s = conf.L2socket(iface='eth0')
+state, yours, due = 1, 0, 0
+while True:
+    ready, _, _ = select.select([s], [], [], max(0, due - time.monotonic()))
+    final = False
+    if ready:
+        p = s.recv()
+        if p is None or p.src != gw or VXLAN not in p or p[VXLAN].vni != management: continue
+        frame = p[VXLAN].payload
+        ip = frame.payload
+        assert (frame.dst, frame.src) == ('00:00:5e:00:52:02', gw), frame.summary()
+        assert (ip.src, ip.dst) == (vtep, loopback), frame.summary()
+        assert getattr(ip, 'hlim' if version == 6 else 'ttl') == 255, frame.summary()
+        got = frame[BFD]
+        yours = got.my_discriminator
+        assert got.your_discriminator in (0, 7), got.your_discriminator
+        if got.sta == 0 or (state, got.sta) == (3, 1): state = 1
+        elif (state, got.sta) == (1, 1): state = 2
+        elif (state, got.sta) in ((1, 2), (2, 2), (2, 3)): state = 3
+        final = bool(got.flags.P)
+        if not final: continue
+    else:
+        due = time.monotonic() + 0.17
+    packet = control(sta=state, your_discriminator=yours, flags='F' if final else 0)
+    s.send(outer(management)/inner()/packet)
+";
+
+/// Returns what scapy code needs to know about the ends.
+fn scapy_names(world: &World) -> String {
+    let variant = world.variant;
+    format!(
+        "version, remote, vtep, management = {}, '{}', '{}', {MANAGEMENT}\nown, gw = '{}', '{}'\n{SCAPY_END}",
+        if variant.ipv6 { 6 } else { 4 },
+        variant.remote(0),
+        variant.vtep(),
+        colons(world.remotes[0].mac("eth0")),
+        colons(world.gateway.mac("wan")),
+    )
+}
+
+/// The session of a remote in VXLAN tunnels (RFC 8971), whose other end is scapy beside the kernel's VXLAN device.
+/// Packets of another form do not disturb it, and no host gets them.
+pub(crate) fn a_remote_in_vxlan_leaves_and_returns(variant: Variant) {
+    let world = World::new(variant, 1, 2, 1500);
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    let (local, other) = (variant.remote(0).to_string(), variant.remote(1).to_string());
+    let settings = format!("{SETTINGS}management_vni = {MANAGEMENT}\nexcept = [\"{other}\"]\n");
+    let mut gateway = Gateway::start(&world, &settings);
+    world.wait_for(&mut gateway.program, host, &remote_address(1));
+    assert!(!pings(host, &remote_address(0), 56, 1), "nothing is sent before the session is up");
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = folder.path().join("end.py").display().to_string();
+    let text = "from scapy.all import *\nfrom scapy.layers.vxlan import VXLAN\n".to_owned() + &scapy_names(&world);
+    std::fs::write(&script, text + SCAPY_LOOP).expect("write the script");
+    let end = || remote.spawn(&[python().expect("the requirement is met"), &script]);
+    let mut wire = remote.frames("eth0");
+    let mut scapy = end();
+    let session = gateway.wait(&local, "up");
+    assert_eq!(session["mode"], "vxlan");
+    world.wait_for(&mut gateway.program, host, &remote_address(0));
+    // Scapy announces 200 ms. Its multiplier is 15, because a loaded machine makes it wait.
+    let settled = eventually(WAIT_LIMIT, || gateway.session(&local)["detection_time"] == 3.0);
+    assert!(settled, "{}", gateway.session(&local));
+
+    let gateway_mac = world.gateway.mac("wan");
+    let is_bfd = |bytes: &[u8]| {
+        let parsed = wirepath_wire::parse(bytes);
+        bytes[6..12] == gateway_mac && parsed.is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == MANAGEMENT))
+    };
+    let mut of_bfd: Vec<Vec<u8>> = Vec::new();
+    let are_many = eventually(WAIT_LIMIT, || {
+        of_bfd.extend(wire.drain().into_iter().map(|frame| frame.bytes).filter(|bytes| is_bfd(bytes)));
+        of_bfd.len() > 20
+    });
+    assert!(are_many, "{} packets", of_bfd.len());
+    oracle::assert_clean(&of_bfd);
+    let names = ["vxlan.vni", "eth.dst", "udp.dstport", "bfd.sta", "bfd.my_discriminator", "bfd.your_discriminator"];
+    let rows = oracle::fields(&of_bfd, &names);
+    for row in &rows {
+        let inside: Vec<&str> = row[..3].iter().map(|it| it.split(',').next_back().unwrap_or_default()).collect();
+        assert_eq!(inside, ["4095", "00:00:5e:00:52:02", "3784"], "{row:?}");
+    }
+    for state in ["0x01", "0x03"] {
+        assert!(rows.iter().any(|row| row[3] == state), "{state}: {rows:?}");
+    }
+    let last = rows.last().expect("a packet");
+    assert_eq!(last[5], "0x00000007", "{last:?}");
+
+    // Each of them would take the session down.
+    let code = format!(
+        "{}
+yours = {}
+down = control(your_discriminator=yours)
+emit(outer(management)/inner(ttl=254)/down)
+emit(outer(management + 1)/inner()/down)
+emit(outer({VNI})/inner()/down)
+emit(outer(management, source='{other}')/inner()/down)
+emit(outer(management)/inner()/control(your_discriminator=yours ^ 1))
+emit(outer(management)/inner(to='fd00:1::9' if version == 6 else '10.1.0.9')/down)
+emit(outer(management)/inner(dport=4784)/control(your_discriminator=yours))
+emit(outer(management)/inner()/control(your_discriminator=yours, detect_mult=0))
+emit(Ether(src=own, dst=gw)/L3(src=remote, dst=vtep, **hops(255))/UDP(sport=49200, dport=3784)/down)
+",
+        scapy_names(&world),
+        last[4],
+    );
+    let none: [&[u8]; 0] = [];
+    let bad = oracle::scapy(&none, &code).frames;
+    let mut at_host = host.frames("eth0");
+    bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
+    let counted = |gateway: &mut Gateway| {
+        let table = gateway.client.show("drops", &[], None).expect("a table");
+        format!("{table:?}")
+    };
+    assert!(eventually(WAIT_LIMIT, || counted(&mut gateway).contains("bfd_ttl")), "{}", counted(&mut gateway));
+    world.wait_for(&mut gateway.program, host, &remote_address(0));
+    let session = gateway.session(&local);
+    assert_eq!((&session["state"], &session["downs"]), (&"up".into(), &0.into()), "{session}");
+    let at_tenant = at_host.drain().into_iter().filter(|frame| frame.bytes.starts_with(&[0, 0, 0x5e, 0, 0x52, 2]));
+    assert_eq!(at_tenant.count(), 0, "a host gets a control packet");
+
+    // A silent end takes the remote out, although the kernel's VXLAN device still works.
+    let outcome = scapy.kill();
+    assert_eq!(outcome.code, None, "it had ended by itself: {}{}", outcome.stdout, outcome.stderr);
+    let session = gateway.wait(&local, "down");
+    assert_eq!(session["diagnostic"], "control detection time expired");
+    assert_eq!((&session["carries"], &session["downs"]), (&0.into(), &1.into()));
+    wire.drain();
+    assert!(!pings(host, &remote_address(0), 56, 1), "no way leads to the remote");
+    assert!(pings(host, &remote_address(1), 56, 3), "the other remote is not concerned");
+    let tunnelled = wire.drain().into_iter().filter(|frame| {
+        wirepath_wire::parse(&frame.bytes).is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == VNI))
+    });
+    assert_eq!(tunnelled.count(), 0, "frames to a remote that is down");
+    scapy = end();
+    gateway.wait(&local, "up");
+    world.wait_for(&mut gateway.program, host, &remote_address(0));
+
+    // The gateway says that it stops.
+    wire.drain();
+    let summary = gateway.program.stop();
+    let of_bfd: Vec<Vec<u8>> = wire.drain().into_iter().map(|it| it.bytes).filter(|bytes| is_bfd(bytes)).collect();
+    let rows = oracle::fields(&of_bfd, &["bfd.sta", "bfd.diag"]);
+    assert_eq!(rows.last().map(|row| [&*row[0], &*row[1]]), Some(["0x00", "0x07"]), "{rows:?}");
+    let outcome = scapy.kill();
+    assert_eq!(outcome.code, None, "it had ended by itself: {}{}", outcome.stdout, outcome.stderr);
+    for (reason, count) in
+        [("bfd_ttl", 1), ("unknown_vni", 1), ("bfd_no_session", 4), ("bfd_invalid", 3), ("bfd_authentication", 0)]
+    {
+        assert_eq!(summary.drops(reason), count, "{reason}: {}", summary.json);
+    }
 }

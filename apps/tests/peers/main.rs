@@ -391,7 +391,7 @@ guest! {
     guest_mlx5, by("mlx5", false);
 }
 
-/// Remotes that FRR's BFD watches.
+/// Remotes watched by BFD: FRR's, and scapy's in VXLAN tunnels.
 macro_rules! bfd {
     ($($module:ident, $variant:expr;)*) => {
         $(over! {
@@ -400,6 +400,7 @@ macro_rules! bfd {
             leaves: crate::bfd::a_remote_leaves_and_returns;
             multihop: crate::bfd::multihop;
             backup: crate::bfd::a_backup_takes_over;
+            in_vxlan: crate::bfd::a_remote_in_vxlan_leaves_and_returns;
         })*
     };
 }

@@ -239,6 +239,7 @@ fn single_objects_are_refused_with_a_reason() {
         (&["add", "port", "name=x"], "device: missing"),
         (&["add", "port", "name=lan", "driver=null"], "the port \"lan\" exists already"),
         (&["add", "port", "name=x", "driver=af_packet", "device=none0"], "none0"),
+        (&["set", "bfd", "management_vni=42"], "42 is the VNI of segment \"blue\", expected one that no segment has"),
         (&["set", "port", "name=lan", "mtu=1400"], "\"set\" is not possible, only add, remove"),
         (&["remove", "port", "name=lan3"], "there is no port \"lan3\""),
         (&["remove", "port", "name=lan"], "segment[0].ports[0].port"),

@@ -15,6 +15,7 @@ use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum, ipv4, ipv6};
 
+use super::bfd::MANAGEMENT_MAC;
 use super::config::InnerVlans;
 use super::encap::{SLOW_FLAGS, addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
@@ -191,6 +192,8 @@ pub(super) enum Rejection {
     Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
+    /// A tunnel packet of no segment: its identifier, start and end of the inner packet, and its source and destination.
+    NoSegment(TunnelId, (usize, usize), (IpAddr, IpAddr)),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
     NewRemote(u16),
 }
@@ -205,6 +208,7 @@ impl Rejection {
             Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
             Self::Fragment(..) => "a fragment of a tunnel packet",
             Self::Echo(..) => "an echo request to the gateway",
+            Self::NoSegment(..) => "a tunnel packet of no segment",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
     }
@@ -468,7 +472,10 @@ impl View<'_> {
         remotes: &Remotes,
         mut packet: Packet,
     ) {
-        let stripped = self.strip_outer(state, context, remotes, &mut packet);
+        let mut stripped = self.strip_outer(state, context, remotes, &mut packet);
+        if let Err(Rejection::NoSegment(id, inner, ends)) = stripped {
+            stripped = Err(self.classify_bfd_in_tunnel(state, context, &packet, (id, inner), ends));
+        }
         if context.is_tracing()
             && let Err(rejection) = &stripped
         {
@@ -482,6 +489,7 @@ impl View<'_> {
                 self.process_inner(state, context, remotes, packet, remote, segment);
             }
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
+            Err(Rejection::NoSegment(..)) => context.drop(packet, DropReason::UnknownVni),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
             Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
@@ -529,7 +537,8 @@ impl View<'_> {
         Ok(Stripped { remote, segment, payload })
     }
 
-    /// Reads and checks the outer headers. The first buffer of the packet has [`HEADERS`] bytes of a longer one.
+    /// Reads and checks the outer headers. The first buffer of the packet has [`HEADERS`] bytes of a longer one. Tunnel
+    /// packets take nothing from a limit here, as some are read twice.
     pub(super) fn read_outer(
         &self,
         state: &StageState,
@@ -605,7 +614,9 @@ impl View<'_> {
         // Segments without identifier are distinguished by their remotes, those with SIDs by the destination.
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
-        let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;
+        let Some(segment) = of_remote.or_else(|| self.layout.segment_of(id)) else {
+            return Err(Rejection::NoSegment(id, (inner, end), (src, dst)));
+        };
         let carried = self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload);
         if carried != Some(payload) {
             return Err(DropReason::TunnelPayload.into());
@@ -739,6 +750,8 @@ impl View<'_> {
             }
         }
         match known {
+            // A remote whose management VNI is that of a segment.
+            None if dst.mac() == MANAGEMENT_MAC => context.drop(packet, DropReason::BfdNoSession),
             None => {
                 if let Some(c) = self.layout.counters(segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
@@ -763,7 +776,12 @@ pub(super) fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Re
     if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }
-    let cover = ChecksumSpan::of(packet.data(), outer).ok_or(DropReason::BadL4Checksum)?;
+    check_datagram(packet, outer)
+}
+
+/// Verifies the checksum of a UDP datagram over all segments.
+pub(super) fn check_datagram(packet: &Packet, layers: &HeaderOffsets) -> Result<(), Rejection> {
+    let cover = ChecksumSpan::of(packet.data(), layers).ok_or(DropReason::BadL4Checksum)?;
     check_sum(packet, cover.start, cover.end, cover.pseudo)
 }
 

@@ -9,24 +9,35 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag, 
 
 use super::config::{SegmentConfig, UnderlayConfig};
 use super::kinds::srv6::Behaviour;
-use super::kinds::{Carrier, KINDS, Payload, TunnelHeader, TunnelKind};
+use super::kinds::{Carrier, HeaderTemplate, KINDS, Payload, TunnelHeader, TunnelKind};
 use super::tables::Underlay;
 
 /// Returns the outer headers of a segment's packets from the gateway to a remote. The Ethernet header is from
-/// `src_mac` to the next hop `dst_mac`.
+/// the first one of `macs` to the next hop, the second one.
 ///
 /// # Errors
 /// If the addresses are of different IP versions, or the headers too long.
 pub fn outer_headers(
     underlay: &UnderlayConfig,
     segment: &SegmentConfig,
+    macs: (MacAddr, MacAddr),
+    (src, dst): (IpAddr, IpAddr),
+) -> Result<OuterHeaders, EncapError> {
+    let ends = (src, segment.destination(dst));
+    let tag = underlay.vlan.map(Tag::new);
+    tunnel_headers(underlay, segment.kind, segment.payload, segment.header(), tag, macs, ends)
+}
+
+/// Returns outer headers with this tunnel header and VLAN tag.
+pub(super) fn tunnel_headers(
+    underlay: &UnderlayConfig,
+    kind: &'static TunnelKind,
+    payload: Payload,
+    mut header: HeaderTemplate,
+    tag: Option<Tag>,
     (src_mac, dst_mac): (MacAddr, MacAddr),
     (src, dst): (IpAddr, IpAddr),
 ) -> Result<OuterHeaders, EncapError> {
-    let kind = segment.kind;
-    let dst = segment.destination(dst);
-    let tag = underlay.vlan.map(Tag::new);
-    let mut header = segment.header();
     // Without UDP ports, the flow label spreads the flows over the paths of the underlay (RFC 6438).
     header.variable.flow_label = dst.is_ipv6() && kind.default_port().is_none();
     OuterHeaders::new(&OuterConfig {
@@ -42,7 +53,7 @@ pub fn outer_headers(
             Carrier::Udp(port) => {
                 Transport::Udp { dst_port: underlay.port_of(kind).unwrap_or(port), checksum: underlay.checksum }
             }
-            carrier => Transport::Protocol(carrier.protocol(segment.payload, &header.bytes)),
+            carrier => Transport::Protocol(carrier.protocol(payload, &header.bytes)),
         },
         tunnel_header: &header.bytes,
         variable: header.variable,

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use wirepath_wire::MacAddr;
 
 use super::bfd::MAX_RATE;
+use super::outer::TunnelId;
 use crate::token_bucket::TokenBucket;
 
 /// Replies that pass for one solicitation: the real one, and those of another host with the same address.
@@ -39,6 +40,8 @@ pub(super) struct KnownHosts {
     pub(super) bfd_sessions: HashMap<u32, (IpAddr, IpAddr)>,
     /// Local and remote address of all BFD sessions.
     pub(super) bfd_peers: HashSet<(IpAddr, IpAddr)>,
+    /// Tunnel that carries BFD packets (RFC 8971). `None`: they are outside of tunnels.
+    pub(super) bfd_tunnel: Option<TunnelId>,
     /// Kind of the tunnel, local and remote address of all remotes whose next hop is known.
     pub(super) paths: HashSet<(u8, IpAddr, IpAddr)>,
 }

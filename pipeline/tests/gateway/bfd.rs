@@ -11,15 +11,18 @@ use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_pmd::port::{Link, LinkState, PortEvent};
 use wirepath_settings::Source;
-use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, ethernet, ipv4, ipv6, parse, udp};
+use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, parse, udp};
 
-use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, tagged, vxlan, vxlan_with};
 
 const MS: u64 = SECOND / 1000;
 /// Interval of the packets of a remote, shorter than the 300 ms that it announces.
 const INTERVAL: u64 = 250 * MS;
 const SINGLE_HOP: u16 = 3784;
 const MULTIHOP: u16 = 4784;
+/// Management VNI of sessions in tunnels, and the destination of their inner frames.
+const MANAGEMENT: u32 = 4095;
+const MANAGEMENT_MAC: MacAddr = MacAddr([0, 0, 0x5e, 0, 0x52, 2]);
 // States on the wire (RFC 5880 section 4.1).
 const ADMIN_DOWN: u8 = 0;
 const DOWN: u8 = 1;
@@ -37,6 +40,8 @@ struct Far {
     source_port: u16,
     port: u16,
     ttl: u8,
+    /// VNI of its packets; `None`: they are outside of tunnels.
+    vni: Option<u32>,
     silent: bool,
     /// Time until its next packet.
     rest: u64,
@@ -57,6 +62,7 @@ impl Far {
             source_port: 0,
             port,
             ttl,
+            vni: None,
             silent: false,
             rest: 0,
             seen: vec![],
@@ -76,8 +82,29 @@ impl Far {
     }
 
     fn frame(&self, payload: &[u8]) -> Vec<u8> {
+        if let Some(vni) = self.vni {
+            return self.wrap(vni, &self.inner(MANAGEMENT_MAC, self.loopback(), payload));
+        }
         let local = if self.address.is_ipv4() { "10.9.0.1" } else { "fd00:9::1" };
         datagram((PEER, US), (self.address, local.parse().unwrap()), (49_152, self.port), self.ttl, payload)
+    }
+
+    fn in_vxlan(self) -> Self {
+        Self { vni: Some(MANAGEMENT), ..self }
+    }
+
+    fn loopback(&self) -> &'static str {
+        if self.address.is_ipv4() { "127.0.0.1" } else { "::ffff:127.0.0.1" }
+    }
+
+    /// Returns the frame of a control packet inside the tunnel.
+    fn inner(&self, mac: MacAddr, to: &str, payload: &[u8]) -> Vec<u8> {
+        datagram((PEER, mac), (self.address, to.parse().unwrap()), (49_152, self.port), self.ttl, payload)
+    }
+
+    fn wrap(&self, vni: u32, inner: &[u8]) -> Vec<u8> {
+        let from = Addresses { mac: PEER, addresses: addresses(&[&self.address.to_string()]), gateways: vec![] };
+        vxlan_with(&from, vni, inner)
     }
 
     /// Takes a packet of the gateway and returns the answer.
@@ -136,19 +163,26 @@ fn datagram(
     out
 }
 
-/// Returns source, destination, ports and payload of a BFD packet of the gateway.
-fn bfd_packet(bytes: &[u8]) -> Option<(IpAddr, u16, u16, Vec<u8>)> {
+/// A BFD packet of the gateway.
+struct SentPacket {
+    to: IpAddr,
+    /// VNI of the tunnel that carries it.
+    vni: Option<u32>,
+    source_port: u16,
+    port: u16,
+    packet: Vec<u8>,
+}
+
+fn bfd_packet(bytes: &[u8]) -> Option<SentPacket> {
     let parsed = parse(bytes).ok()?;
-    let layers = parsed.outer();
-    let view = layers.udp(bytes)?;
+    let vni = parsed.vni().map(Vni::get);
+    let view = parsed.innermost().udp(bytes)?;
     if ![SINGLE_HOP, MULTIHOP].contains(&view.dst_port()) {
         return None;
     }
-    let to = match layers.ipv4(bytes) {
-        Some(ip) => ip.dst().into(),
-        None => layers.ipv6(bytes)?.dst().into(),
-    };
-    Some((to, view.src_port(), view.dst_port(), view.payload().to_vec()))
+    let (_, to) = parsed.outer().ip_addresses(bytes)?;
+    let (source_port, port) = (view.src_port(), view.dst_port());
+    Some(SentPacket { to, vni, source_port, port, packet: view.payload().to_vec() })
 }
 
 /// Lets time pass. Returns the sent frames that are neither BFD nor resolution.
@@ -164,14 +198,14 @@ fn run(lab: &mut Lab, fars: &mut [Far], time: u64) -> Vec<(PortId, Vec<u8>)> {
             }
         }
         for (port, bytes) in lab.settle() {
-            let Some((to, source_port, dst_port, packet)) = bfd_packet(&bytes) else {
+            let Some(SentPacket { to, vni, source_port, port: to_port, packet }) = bfd_packet(&bytes) else {
                 others.push((port, bytes));
                 continue;
             };
-            let far = fars.iter_mut().find(|far| far.address == to && far.port == dst_port);
+            let far = fars.iter_mut().find(|far| (far.address, far.port, far.vni) == (to, to_port, vni));
             // A session that was removed says so.
             let Some(far) = far else {
-                assert_eq!(packet[1] >> 6, ADMIN_DOWN, "a packet to {to} port {dst_port}");
+                assert_eq!(packet[1] >> 6, ADMIN_DOWN, "a packet to {to} port {to_port}");
                 continue;
             };
             if let Some(answer) = far.handle(source_port, &packet) {
@@ -203,7 +237,7 @@ fn reached(lab: &mut Lab, destination: MacAddr) -> HashSet<IpAddr> {
     lab.send(LAN, &frame(destination, HOST));
     let remote = |bytes: &[u8]| {
         let parsed = parse(bytes).ok()?;
-        parsed.vni()?;
+        parsed.vni().filter(|vni| vni.get() == 42)?;
         let layers = parsed.outer();
         Some(layers.ipv4(bytes).map_or_else(|| layers.ipv6(bytes).unwrap().dst().into(), |ip| ip.dst().into()))
     };
@@ -249,6 +283,7 @@ fn column(lab: &mut Lab, name: &str) -> Vec<Value> {
 
 const GROUP: MacAddr = MacAddr([0xff; 6]);
 const BFD: &str = "[bfd]\n";
+const IN_VXLAN: &str = "[bfd]\nmanagement_vni = 4095\n";
 
 #[test]
 fn a_remote_leaves_and_returns() {
@@ -393,28 +428,130 @@ fn hostile_packets_are_counted_and_change_nothing() {
 
 #[test]
 fn every_change_of_one_byte_is_survived() {
-    let mut lab = lab("remotes = ['10.9.0.2']", BFD);
-    let mut fars = [Far::new("10.9.0.2", 2)];
-    run(&mut lab, &mut fars, 3 * SECOND);
-    let good = fars[0].frame(&fars[0].packet(false));
-    for at in 0..good.len() {
-        for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 0x20] {
-            let mut bytes = good.clone();
-            bytes[at] = value;
-            // As a hostile sender would write it.
-            bytes[40..42].fill(0);
-            bytes[24..26].fill(0);
-            let sum = checksum::ipv4_header(&bytes[14..34]);
-            bytes[24..26].copy_from_slice(&sum.to_be_bytes());
-            lab.send(WAN, &bytes);
-            lab.send(WAN, &bytes[..at]);
-            lab.stepped.advance(MS);
-            lab.settle();
+    for (tables, far) in [(BFD, Far::new("10.9.0.2", 2)), (IN_VXLAN, Far::new("10.9.0.2", 2).in_vxlan())] {
+        let mut lab = lab("remotes = ['10.9.0.2']", tables);
+        let headers = if far.vni.is_some() { vec![0, 50] } else { vec![0] };
+        let mut fars = [far];
+        run(&mut lab, &mut fars, 3 * SECOND);
+        let good = fars[0].frame(&fars[0].packet(false));
+        for at in 0..good.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 0x20] {
+                let mut bytes = good.clone();
+                bytes[at] = value;
+                // As a hostile sender would write it.
+                for start in &headers {
+                    let ip = &mut bytes[start + 14..];
+                    ip[26..28].fill(0);
+                    ip[10..12].fill(0);
+                    let sum = checksum::ipv4_header(&ip[..20]);
+                    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+                }
+                lab.send(WAN, &bytes);
+                lab.send(WAN, &bytes[..at]);
+                lab.stepped.advance(MS);
+                lab.settle();
+            }
+        }
+        (fars[0].state, fars[0].yours) = (DOWN, 0);
+        run(&mut lab, &mut fars, 5 * SECOND);
+        assert_eq!(column(&mut lab, "state"), ["up"], "{:?}", lab.stepped.drops());
+    }
+}
+
+/// The session of a remote in VXLAN tunnels takes it out and back. The packets have the form of RFC 8971 section 5.
+#[test]
+fn a_remote_leaves_and_returns_by_packets_in_vxlan() {
+    for (watched, other) in [("10.9.0.2", "10.9.0.3"), ("fd00:9::2", "10.9.0.3")] {
+        let mut lab = lab(&format!("remotes = ['{watched}', '{other}']"), &format!("{IN_VXLAN}except = ['{other}']\n"));
+        let mut fars = [Far::new(watched, 9).in_vxlan()];
+        fars[0].silent = true;
+        run(&mut lab, &mut fars, 100 * MS);
+        assert_eq!(reached(&mut lab, GROUP), set(&[other]));
+        lab.stepped.advance(SECOND);
+        lab.stepped.control(&mut lab.control);
+        let sent = lab.sent().into_iter().find_map(|(_, bytes)| bfd_packet(&bytes).map(|_| bytes)).unwrap();
+        let parsed = parse(&sent).unwrap();
+        let inner = *parsed.inner().unwrap();
+        let (from, to) = inner.ip_addresses(&sent).unwrap();
+        let (local, _) = parsed.outer().ip_addresses(&sent).unwrap();
+        let macs = inner.ethernet(&sent).map(|ethernet| (ethernet.src(), ethernet.dst()));
+        assert_eq!((macs, parsed.vni().map(Vni::get)), (Some((US, MANAGEMENT_MAC)), Some(MANAGEMENT)));
+        assert_eq!((from, to), (local, fars[0].loopback().parse().unwrap()));
+        assert_eq!((inner.hop_limit(&sent), inner.udp(&sent).unwrap().dst_port()), (Some(255), SINGLE_HOP));
+        fars[0].silent = false;
+        run(&mut lab, &mut fars, 3 * SECOND);
+        assert_eq!(column(&mut lab, "state"), ["up"], "{:?}", lab.stepped.drops());
+        assert_eq!(column(&mut lab, "mode"), ["vxlan"]);
+        assert_eq!(reached(&mut lab, GROUP), set(&[watched, other]));
+        assert!(fars[0].source_port >= 49_152 && fars[0].polls >= 1, "{:?}", fars[0]);
+        fars[0].silent = true;
+        run(&mut lab, &mut fars, 500 * MS);
+        assert_eq!(reached(&mut lab, GROUP), set(&[watched, other]), "the detection time has not passed");
+        run(&mut lab, &mut fars, 420 * MS);
+        assert_eq!(column(&mut lab, "diagnostic"), ["control detection time expired"]);
+        assert_eq!(reached(&mut lab, GROUP), set(&[other]));
+        (fars[0].silent, fars[0].state, fars[0].yours, fars[0].mine) = (false, DOWN, 0, 10);
+        run(&mut lab, &mut fars, 3 * SECOND);
+        assert_eq!(reached(&mut lab, GROUP), set(&[watched, other]));
+        assert_eq!((column(&mut lab, "ups"), column(&mut lab, "downs")), (vec![2.into()], vec![1.into()]));
+        for reason in [DropReason::NotForUs, DropReason::UnknownVni, DropReason::BfdInvalid] {
+            assert_eq!(lab.dropped(reason), 0);
         }
     }
-    (fars[0].state, fars[0].yours) = (DOWN, 0);
-    run(&mut lab, &mut fars, 5 * SECOND);
-    assert_eq!(column(&mut lab, "state"), ["up"], "{:?}", lab.stepped.drops());
+}
+
+#[test]
+fn hostile_packets_in_vxlan_are_counted_and_change_nothing() {
+    let mut lab = lab("remotes = ['10.9.0.2', 'fd00:9::2']", IN_VXLAN);
+    let mut fars = [Far::new("10.9.0.2", 2).in_vxlan(), Far::new("fd00:9::2", 3).in_vxlan()];
+    run(&mut lab, &mut fars, 4 * SECOND);
+    assert_eq!(column(&mut lab, "state"), ["up", "up"]);
+    for at in 0..2 {
+        let good = fars[at].clone();
+        let down = Far { state: DOWN, ..good.clone() };
+        let mut check = |reason: DropReason, bytes: &[u8]| {
+            let before = lab.dropped(reason);
+            lab.send(WAN, bytes);
+            let sent = lab.settle();
+            assert_eq!(lab.dropped(reason), before + 1, "{reason:?}: {:?}", lab.stepped.drops());
+            assert!(sent.iter().all(|(port, _)| *port == WAN), "no tenant gets it");
+        };
+        let packet = down.packet(false);
+        let inner = down.inner(MANAGEMENT_MAC, good.loopback(), &packet);
+        let other = fars[1 - at].yours;
+        let twin: IpAddr = if at == 0 { "10.9.0.3" } else { "fd00:9::3" }.parse().unwrap();
+        check(DropReason::BfdTtl, &Far { ttl: 254, ..down.clone() }.frame(&packet));
+        check(DropReason::UnknownVni, &Far { vni: Some(MANAGEMENT + 1), ..down.clone() }.frame(&packet));
+        // The VNI of a segment is no management VNI, and its hosts do not get the packet.
+        check(DropReason::BfdNoSession, &Far { vni: Some(42), ..down.clone() }.frame(&packet));
+        check(DropReason::BfdNoSession, &Far { vni: None, ..down.clone() }.frame(&packet));
+        check(DropReason::BfdNoSession, &Far { address: twin, ..down.clone() }.frame(&packet));
+        for yours in [good.yours ^ 1, other] {
+            check(DropReason::BfdNoSession, &down.frame(&Far { yours, ..down.clone() }.packet(false)));
+        }
+        check(DropReason::BfdInvalid, &Far { port: MULTIHOP, ..down.clone() }.frame(&packet));
+        let tenant = if at == 0 { "10.1.0.9" } else { "fd00:1::9" };
+        check(DropReason::BfdInvalid, &down.wrap(MANAGEMENT, &down.inner(MANAGEMENT_MAC, tenant, &packet)));
+        check(DropReason::BfdInvalid, &down.wrap(MANAGEMENT, &tagged(&inner, 7)));
+        check(DropReason::BfdInvalid, &down.wrap(MANAGEMENT, &frame(MANAGEMENT_MAC, PEER)));
+        check(DropReason::TooShort, &down.wrap(MANAGEMENT, &inner[..13]));
+        check(DropReason::BfdInvalid, &down.frame(&packet[..11]));
+        check(DropReason::BfdInvalid, &down.frame(&packet[..23]));
+        check(DropReason::BfdInvalid, &down.frame(&Far { mine: 0, ..down.clone() }.packet(false)));
+        let mut broken = inner.clone();
+        *broken.last_mut().unwrap() ^= 1;
+        check(DropReason::BadL4Checksum, &down.wrap(MANAGEMENT, &broken));
+    }
+    run(&mut lab, &mut fars, SECOND);
+    assert_eq!(column(&mut lab, "downs"), [0, 0]);
+    // RFC 8971 section 5 recommends the inner addresses without requiring them.
+    for (at, own) in ["10.9.0.1", "fd00:9::1"].into_iter().enumerate() {
+        let down = Far { state: DOWN, ..fars[at].clone() };
+        let inner = down.inner(MacAddr([0, 0x52, 2, 0, 0, 0]), own, &down.packet(false));
+        lab.send(WAN, &down.wrap(MANAGEMENT, &inner));
+        lab.settle();
+        assert_eq!(column(&mut lab, "downs").iter().filter(|it| **it == 1).count(), at + 1);
+    }
 }
 
 #[test]
@@ -459,7 +596,7 @@ fn a_gateway_that_stops_says_so() {
     stepped.with_plane(|plane| control.before_stop(plane));
     let sent: Vec<_> = lab.sent().iter().filter_map(|(_, bytes)| bfd_packet(bytes)).collect();
     assert_eq!(sent.len(), 2);
-    for (_, _, _, packet) in sent {
+    for SentPacket { packet, .. } in sent {
         assert_eq!((packet[1] >> 6, packet[0] & 0x1f), (ADMIN_DOWN, 7));
     }
 }
@@ -530,6 +667,29 @@ fn sessions_follow_the_configuration() {
     assert_eq!((reached(&mut lab, GROUP), column(&mut lab, "state").len()), (set(&["10.9.0.2"]), 0));
     run(&mut lab, &mut fars, SECOND);
     assert_eq!(fars[1].seen, [ADMIN_DOWN]);
+}
+
+/// A session that moves into tunnels begins anew. The remote carries frames meanwhile.
+#[test]
+fn sessions_move_into_tunnels_and_out() {
+    let remotes = "remotes = ['10.9.0.2']";
+    let mut lab = lab(remotes, BFD);
+    let mut fars = [Far::new("10.9.0.2", 2), Far::new("10.9.0.2", 3).in_vxlan()];
+    (fars[0].silent, fars[1].silent) = (false, true);
+    run(&mut lab, &mut fars, 3 * SECOND);
+    for (tables, now, mode) in [(IN_VXLAN, 1, "vxlan"), (BFD, 0, "single_hop")] {
+        let old = 1 - now;
+        fars[old].silent = true;
+        fars[old].seen.clear();
+        (fars[now].silent, fars[now].state, fars[now].yours) = (false, DOWN, 0);
+        reconfigure(&mut lab, remotes, tables);
+        for _ in 0..30 {
+            run(&mut lab, &mut fars, 100 * MS);
+            assert_eq!(reached(&mut lab, GROUP), set(&["10.9.0.2"]));
+        }
+        assert_eq!((column(&mut lab, "mode"), column(&mut lab, "state")), (vec![mode.into()], vec!["up".into()]));
+        assert_eq!(fars[old].seen, [ADMIN_DOWN], "the end of the other session");
+    }
 }
 
 #[test]
@@ -632,7 +792,7 @@ fn a_tick_sends_a_bounded_number_of_packets() {
     let mut counts = Vec::new();
     for _ in 0..4 {
         lab.stepped.control(&mut lab.control);
-        let sent: Vec<IpAddr> = lab.sent().iter().filter_map(|(_, bytes)| Some(bfd_packet(bytes)?.0)).collect();
+        let sent: Vec<IpAddr> = lab.sent().iter().filter_map(|(_, bytes)| Some(bfd_packet(bytes)?.to)).collect();
         counts.push(sent.len());
         seen.extend(sent);
     }
@@ -675,6 +835,17 @@ fn wrong_settings_are_refused() {
             "751 remotes would have sessions with up to 20026 packets per second, expected at most 20000",
         ),
         (many(751), fast, "at least 51 ms"),
+        (remotes.to_owned(), "[bfd]\nmanagement_vni = 42\n", "42 is the VNI of segment \"vni42\", expected one"),
+        (
+            remotes.to_owned(),
+            "[bfd]\nmanagement_vni = 1\nmultihop = true\n",
+            "found true beside \"management_vni\"; sessions in tunnels are single-hop",
+        ),
+        (
+            format!("kind = 'geneve'\n{remotes}"),
+            "[bfd]\nmanagement_vni = 1\nexcept = ['10.9.0.2']\n",
+            "of kind \"geneve\" has the watched remote 10.9.0.3, but RFC 8971 is about VXLAN only",
+        ),
     ] {
         let error = errors(&segment, tables);
         assert!(error.contains(part), "{error}\nlacks {part}");

@@ -177,6 +177,11 @@ pub(crate) fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
 }
 
 pub(crate) fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
+    vxlan_with(from, 42, inner)
+}
+
+/// Returns a tunnel packet with this VNI.
+pub(crate) fn vxlan_with(from: &Addresses, vni: u32, inner: &[u8]) -> Vec<u8> {
     let src = from.addresses[0].address;
     let dst = if src.is_ipv4() { "10.9.0.1" } else { "fd00:9::1" };
     let encap = OuterHeaders::vxlan(&VxlanConfig {
@@ -186,7 +191,7 @@ pub(crate) fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
         src,
         dst: dst.parse().unwrap(),
         dst_port: 4789,
-        vni: Vni::new(42).unwrap(),
+        vni: Vni::new(vni).unwrap(),
         ttl: 64,
         traffic_class: 0,
         flow_label: 0,

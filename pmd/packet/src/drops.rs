@@ -83,10 +83,10 @@ drop_reasons! {
     IsolatedPort, "isolated_port", "the frame would go from one isolated port to another";
     NoNeighbour, "no_neighbour", "the link-layer address of the next hop is unknown";
     RemoteDown, "remote_down", "BFD has found the remote down, or the remote is a backup that is not needed";
-    BfdInvalid, "bfd_invalid", "the BFD packet is malformed (RFC 5880 section 6.8.6)";
+    BfdInvalid, "bfd_invalid", "the BFD packet is malformed (RFC 5880 section 6.8.6, RFC 8971 section 5)";
     BfdAuthentication, "bfd_authentication", "the BFD packet has authentication, which no session uses";
     BfdTtl, "bfd_ttl", "the TTL of the BFD packet is too small: it passed a router (RFC 5881 section 5)";
-    BfdNoSession, "bfd_no_session", "no BFD session has the addresses, port and discriminator of the BFD packet";
+    BfdNoSession, "bfd_no_session", "no BFD session has the addresses, port, VNI and discriminator of the BFD packet";
     BadIcmpQuote, "bad_icmp_quote", "the ICMP error quotes no packet that the gateway can have sent to a remote";
     NoRoute, "no_route", "there is no route to the destination or to the tunnel's remote";
     NotRoutable, "not_routable", "the destination is a group, broadcast or link-local address, which is not routed";

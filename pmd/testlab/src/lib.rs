@@ -25,7 +25,7 @@ pub use frames::{Frame, FramePort};
 pub use guest::{GuestJob, LinuxGuest};
 pub use lab::{Lab, Namespace, Veth};
 pub use process::{Background, Outcome, run, spawn};
-pub use requirements::{Requirement, print_uncaptured, skip_or_fail};
+pub use requirements::{Requirement, print_uncaptured, python, skip_or_fail};
 pub use vlan::VlanTagger;
 
 use std::time::{Duration, Instant};

@@ -104,7 +104,10 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Returns a Python with scapy. Debian's Python comes first, since the package python3-scapy installs there.
-pub(crate) fn python() -> Result<&'static str, String> {
+///
+/// # Errors
+/// If there is none: what to install.
+pub fn python() -> Result<&'static str, String> {
     static PYTHON: OnceLock<Option<&'static str>> = OnceLock::new();
     PYTHON
         .get_or_init(|| {

@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use wirepath_settings::{
     Choice, ConfigTable, Flag, Integer, Key, List, Parsed, Required, Settings, WithDefault, Written,
 };
+use wirepath_wire::Vni;
 
 use super::packet::{MULTIHOP_PORT, SINGLE_HOP_PORT};
 use super::session::Timers;
 use super::{MAX_RATE, MAX_SESSIONS, Micros};
 use crate::tunnel::config::{RemoteConfig, Result, SegmentConfig, UnderlayConfig};
+use crate::tunnel::kinds::vxlan;
 
 const IP_ADDRESS: &str = "an IP address";
 const INTERVALS: std::ops::RangeInclusive<i64> = 50..=60_000;
@@ -33,6 +35,11 @@ const MULTIHOP: Key<WithDefault<Flag>> = Key::flag("multihop").default(false).ab
 const MINIMUM_TTL: Key<WithDefault<Integer<u8>>> = Key::integer("minimum_ttl", 1..=255)
     .default(254)
     .about("Smallest TTL of received packets of multihop sessions: 255 less the number of routers on the path.");
+const MANAGEMENT_VNI: Key<Integer<u32>> =
+    Key::integer("management_vni", 0..=Vni::MAX as i64).absent("control packets are outside of tunnels").about(
+        "Sends and takes control packets in VXLAN tunnels with this VNI (RFC 8971), which no segment has. Both ends \
+         need the same VNI; RFC 8971 proposes 1.",
+    );
 const PEER_ADMIN_DOWN: Key<WithDefault<Choice<PeerAdminDown>>> = Key::choice(
     "peer_admin_down",
     &[
@@ -52,7 +59,16 @@ pub static BFD: ConfigTable = ConfigTable {
     name: "bfd",
     about: "Watches the remotes by BFD (RFC 5880): a remote carries frames only while its session is up.",
     absent: "remotes are not watched",
-    keys: &[&TRANSMIT_INTERVAL, &RECEIVE_INTERVAL, &MULTIPLIER, &MULTIHOP, &MINIMUM_TTL, &PEER_ADMIN_DOWN, &EXCEPT],
+    keys: &[
+        &TRANSMIT_INTERVAL,
+        &RECEIVE_INTERVAL,
+        &MULTIPLIER,
+        &MULTIHOP,
+        &MINIMUM_TTL,
+        &MANAGEMENT_VNI,
+        &PEER_ADMIN_DOWN,
+        &EXCEPT,
+    ],
     example: "[bfd]\ntransmit_interval = 100\nreceive_interval = 100\nexcept = [\"10.9.0.9\"]\n",
     ..ConfigTable::EMPTY
 };
@@ -87,6 +103,8 @@ pub struct BfdConfig {
     pub(super) timers: Timers,
     pub(super) multihop: bool,
     pub(super) minimum_ttl: u8,
+    /// VNI of control packets in tunnels.
+    pub(super) management_vni: Option<u32>,
     pub(super) peer_admin_down: PeerAdminDown,
     /// Remotes without a session.
     except: Vec<IpAddr>,
@@ -126,6 +144,14 @@ impl BfdConfig {
                 }
                 except.push(address.value);
             }
+            let management_vni = table.read(&MANAGEMENT_VNI)?;
+            if let Some(vni) = management_vni {
+                check_management_vni(table, vni, segments, &except)?;
+                if multihop {
+                    let message = "found true beside \"management_vni\"; sessions in tunnels are single-hop".to_owned();
+                    return Err(table.error_in(&MULTIHOP, message));
+                }
+            }
             let count = remotes.iter().filter(|(_, remote)| !except.contains(remote)).count();
             if count > MAX_SESSIONS {
                 let message = format!("{count} remotes would have sessions, expected at most {MAX_SESSIONS}");
@@ -148,7 +174,7 @@ impl BfdConfig {
                 let message = format!("tunnels use a port of BFD, {SINGLE_HOP_PORT} or {MULTIHOP_PORT}");
                 return Err(root.error_in(&BFD, message));
             }
-            Ok(Some(Self { timers, multihop, minimum_ttl, peer_admin_down, except }))
+            Ok(Some(Self { timers, multihop, minimum_ttl, management_vni, peer_admin_down, except }))
         })
     }
 
@@ -158,11 +184,38 @@ impl BfdConfig {
     }
 }
 
-/// Iterates over local and remote address of all remotes. Those of segments with SIDs have no sessions: a path of SIDs
-/// can fail without the path to the remote's address.
+/// Checks that control packets in tunnels suit the segments: RFC 8971 is about VXLAN only, and the management VNI has
+/// no tenants.
+fn check_management_vni(table: &Settings<'_>, vni: u32, segments: &[SegmentConfig], except: &[IpAddr]) -> Result<()> {
+    for segment in watched(segments) {
+        let (name, kind) = (&segment.name, segment.kind);
+        if kind != &vxlan::KIND {
+            let mut remotes = segment.remotes.iter().map(|remote| remote.address);
+            let Some(remote) = remotes.find(|remote| !except.contains(remote)) else { continue };
+            let message = format!(
+                "segment \"{name}\" of kind \"{}\" has the watched remote {remote}, but RFC 8971 is about VXLAN only; \
+                 expected {remote} in \"except\", or no management_vni",
+                kind.name
+            );
+            return Err(table.error_in(&MANAGEMENT_VNI, message));
+        }
+        if segment.vni == Some(vni) {
+            let message = format!("{vni} is the VNI of segment \"{name}\", expected one that no segment has");
+            return Err(table.error_in(&MANAGEMENT_VNI, message));
+        }
+    }
+    Ok(())
+}
+
+/// Iterates over the segments whose remotes have sessions. Those with SIDs do not: a path of SIDs can fail without the
+/// path to the remote's address.
+fn watched(segments: &[SegmentConfig]) -> impl Iterator<Item = &SegmentConfig> {
+    segments.iter().filter(|segment| segment.kind.sids.is_none())
+}
+
+/// Iterates over local and remote address of all remotes that can have a session.
 pub(super) fn sessions(segments: &[SegmentConfig]) -> impl Iterator<Item = (IpAddr, IpAddr)> {
-    let segments = segments.iter().filter(|segment| segment.kind.sids.is_none());
-    segments.flat_map(|segment| segment.remotes.iter().map(|remote| (remote.local, remote.address)))
+    watched(segments).flat_map(|segment| segment.remotes.iter().map(|remote| (remote.local, remote.address)))
 }
 
 /// Reads the backups of a segment with these remotes.

@@ -6,21 +6,24 @@ use std::ops::Bound;
 
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
-use wirepath_wire::{MacAddr, Parser, Tunnels};
+use wirepath_wire::{MacAddr, Parser, Tunnels, checksum};
 
 use super::config::{BfdConfig, PeerAdminDown, sessions};
-use super::packet::{ControlPacket, Envelope, MULTIHOP_PORT, SINGLE_HOP_PORT, State, TTL};
+use super::packet::{ControlPacket, Envelope, MULTIHOP_PORT, SINGLE_HOP_PORT, State, TRAFFIC_CLASS, TTL};
 use super::session::{SLOW, Session};
+use super::vxlan::{MANAGEMENT_MAC, inner_destination, management_tunnel};
 use super::{Micros, TICK};
 use crate::ControlPlane;
 use crate::registry::{Column, Row, TableSpec, Unit};
 use crate::tunnel::config::{GatewayConfig, SegmentConfig};
 use crate::tunnel::control::GatewayControl;
+use crate::tunnel::kinds::{Payload, vxlan};
 use crate::tunnel::next_hops::NextHops;
+use crate::tunnel::outer::{TunnelId, tunnel_headers};
 use crate::tunnel::places::{Places, SegmentPlace};
 use crate::tunnel::policer::KnownHosts;
 use crate::tunnel::router::config::HopConfig;
-use crate::tunnel::tables::{Destination, Layout};
+use crate::tunnel::tables::{Destination, Layout, Underlay};
 
 /// Maximum number of packets that one tick sends.
 const PACKETS_PER_TICK: usize = 256;
@@ -43,7 +46,7 @@ pub(in crate::tunnel) static TABLE: TableSpec = TableSpec {
     columns: &[
         Column::key("remote", "IP address of the remote"),
         Column::key("local", "Own address of the session"),
-        Column::attribute("mode", "single_hop or multihop"),
+        Column::attribute("mode", "single_hop, multihop or vxlan (RFC 8971)"),
         Column::attribute("state", "admin_down, down, init or up"),
         Column::attribute("remote_state", "State that the remote sent last"),
         Column::attribute("diagnostic", "Reason of the last change of the state (RFC 5880 section 4.1)"),
@@ -61,12 +64,46 @@ pub(in crate::tunnel) static TABLE: TableSpec = TableSpec {
     ],
 };
 
+/// Form of the packets of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    SingleHop,
+    Multihop,
+    /// Inside VXLAN tunnels with this management VNI.
+    Vxlan(u32),
+}
+
+impl Mode {
+    /// Returns the name for displays.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::SingleHop => "single_hop",
+            Self::Multihop => "multihop",
+            Self::Vxlan(_) => "vxlan",
+        }
+    }
+
+    /// Returns the UDP destination port.
+    const fn port(self) -> u16 {
+        match self {
+            Self::SingleHop | Self::Vxlan(_) => SINGLE_HOP_PORT,
+            Self::Multihop => MULTIHOP_PORT,
+        }
+    }
+}
+
+/// Form and source port of the packets of a session.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    mode: Mode,
+    source_port: u16,
+}
+
 /// A session and its properties.
 #[derive(Debug)]
 struct Entry {
     session: Session,
-    multihop: bool,
-    source_port: u16,
+    way: Way,
     /// True if the remote may carry frames.
     carries: bool,
     /// Time until which the remote carries frames although its session has not been up.
@@ -76,10 +113,6 @@ struct Entry {
 }
 
 impl Entry {
-    fn port(&self) -> u16 {
-        if self.multihop { MULTIHOP_PORT } else { SINGLE_HOP_PORT }
-    }
-
     /// Takes over the state of the session. Returns true if the remote begins or ceases to carry frames. `before` is
     /// the state before the last event.
     fn observe(&mut self, peer: Peer, before: State, policy: PeerAdminDown, now: Micros) -> bool {
@@ -130,12 +163,14 @@ pub(in crate::tunnel) struct BfdControl {
     by_discriminator: HashMap<u32, Peer>,
     /// All remotes of the configuration, with those that have no session.
     peers: HashSet<Peer>,
+    /// Tunnel that carries the packets; `None`: they are outside of tunnels.
+    tunnel: Option<TunnelId>,
     /// Remotes that carry nothing, by index.
     out: HashMap<u32, Out>,
     /// Backup that has the static hosts of each remote.
     substitutes: HashMap<u32, u32>,
     /// Packets of sessions that were removed, with the Ethernet address of their next hop.
-    farewells: Vec<(MacAddr, Peer, (u16, u16), ControlPacket)>,
+    farewells: Vec<(MacAddr, Peer, Way, ControlPacket)>,
     /// Time of the last tick.
     now: Micros,
     /// Session after which the next tick goes on.
@@ -151,6 +186,7 @@ impl BfdControl {
             sessions: BTreeMap::new(),
             by_discriminator: HashMap::new(),
             peers: HashSet::new(),
+            tunnel: None,
             out: HashMap::new(),
             substitutes: HashMap::new(),
             farewells: Vec::new(),
@@ -187,6 +223,7 @@ impl BfdControl {
     pub(in crate::tunnel) fn publish(&self, hosts: &mut KnownHosts) {
         hosts.bfd_sessions = self.by_discriminator.clone();
         hosts.bfd_peers = self.sessions.keys().copied().collect();
+        hosts.bfd_tunnel = self.tunnel;
     }
 
     /// Takes over a configuration and the indices of its parts. Returns the remotes that carry nothing any more, and
@@ -197,17 +234,23 @@ impl BfdControl {
         places: &Places,
         next_hops: &NextHops,
     ) -> (HashSet<u32>, HashSet<u32>) {
-        let mut wanted: HashMap<Peer, bool> = HashMap::new();
+        let mut wanted: HashMap<Peer, Mode> = HashMap::new();
         if let Some(bfd) = &config.bfd {
             for peer in sessions(&config.segments).filter(|(_, remote)| bfd.watches(*remote)) {
                 let is_far = next_hops.next_hop(peer.1).is_some_and(|next_hop| next_hop != peer.1);
-                wanted.insert(peer, bfd.multihop || is_far);
+                let mode = match bfd.management_vni {
+                    Some(vni) => Mode::Vxlan(vni),
+                    None if bfd.multihop || is_far => Mode::Multihop,
+                    None => Mode::SingleHop,
+                };
+                wanted.insert(peer, mode);
             }
         }
+        self.tunnel = config.bfd.as_ref().and_then(|bfd| bfd.management_vni).map(management_tunnel);
         let now = self.now;
         let old_peers = std::mem::replace(&mut self.peers, sessions(&config.segments).collect());
         let mut failed: HashSet<Peer> = HashSet::new();
-        let lost = |(peer, entry): (&Peer, &Entry)| (wanted.get(peer) != Some(&entry.multihop)).then_some(*peer);
+        let lost = |(peer, entry): (&Peer, &Entry)| (wanted.get(peer) != Some(&entry.way.mode)).then_some(*peer);
         for peer in self.sessions.iter().filter_map(lost).collect::<Vec<_>>() {
             let Some(mut entry) = self.sessions.remove(&peer) else { continue };
             failed.extend((!entry.carries).then_some(peer));
@@ -215,11 +258,11 @@ impl BfdControl {
             let farewell = entry.session.shut_down(now);
             // The next hop is forgotten with its last remote.
             if let Some(mac) = next_hops.next_hop(peer.1).and_then(|next_hop| next_hops.mac(next_hop)) {
-                self.farewells.push((mac, peer, (entry.source_port, entry.port()), farewell));
+                self.farewells.push((mac, peer, entry.way, farewell));
             }
         }
         let Some(bfd) = &config.bfd else { return self.judge(config, places) };
-        for (peer, multihop) in wanted {
+        for (peer, mode) in wanted {
             if let Some(known) = self.sessions.get_mut(&peer) {
                 known.session.set_timers(bfd.timers, now);
                 if bfd.peer_admin_down == PeerAdminDown::Leave
@@ -241,7 +284,8 @@ impl BfdControl {
             // The other end may begin its session a little later. A remote that is new has nothing to lose.
             let carries = old_peers.contains(&peer) && !failed.contains(&peer);
             let grace = carries.then_some(now + GRACE);
-            let entry = Entry { session, multihop, source_port, carries, grace, refused: 0, logged_at: None };
+            let way = Way { mode, source_port };
+            let entry = Entry { session, way, carries, grace, refused: 0, logged_at: None };
             self.sessions.insert(peer, entry);
         }
         self.judge(config, places)
@@ -298,7 +342,7 @@ impl BfdControl {
             vec![
                 remote.to_string().into(),
                 local.to_string().into(),
-                if entry.multihop { "multihop" } else { "single_hop" }.into(),
+                entry.way.mode.name().into(),
                 session.state().name().into(),
                 session.remote_state().name().into(),
                 diagnostic.text().into(),
@@ -318,20 +362,24 @@ impl BfdControl {
     }
 
     /// Takes a received packet. Returns the session that it belongs to.
-    fn receive(&mut self, config: &BfdConfig, frame: &[u8]) -> Result<Peer, DropReason> {
+    fn receive(&mut self, config: &BfdConfig, underlay: &Underlay, frame: &[u8]) -> Result<Peer, DropReason> {
         let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
-        let layers = parser.parse_stack(frame, 0, frame.len()).map_err(DropReason::from)?;
-        let (from, to) = layers.ip_addresses(frame).ok_or(DropReason::Truncated)?;
+        let outer = parser.parse_stack(frame, 0, frame.len()).map_err(DropReason::from)?;
+        let (from, to) = outer.ip_addresses(frame).ok_or(DropReason::Truncated)?;
         let peer = (to, from);
+        let layers = match self.tunnel {
+            Some(tunnel) => underlay.find_bfd(tunnel, frame, &outer, to)?,
+            None => outer,
+        };
         let ttl = layers.hop_limit(frame).ok_or(DropReason::Truncated)?;
         let datagram = layers.udp(frame).ok_or(DropReason::Truncated)?;
         let entry = self.sessions.get_mut(&peer).ok_or(DropReason::BfdNoSession)?;
         let packet = ControlPacket::parse(datagram.payload()).and_then(|packet| {
-            let smallest = if entry.multihop { config.minimum_ttl } else { TTL };
+            let smallest = if entry.way.mode == Mode::Multihop { config.minimum_ttl } else { TTL };
             if ttl < smallest {
                 return Err(DropReason::BfdTtl);
             }
-            if datagram.dst_port() != entry.port() {
+            if datagram.dst_port() != entry.way.mode.port() {
                 return Err(DropReason::BfdNoSession);
             }
             Ok(packet)
@@ -347,7 +395,7 @@ impl BfdControl {
     }
 
     /// Runs the timers of all sessions. Returns the packets that are due.
-    fn due(&mut self, config: Option<&BfdConfig>) -> Vec<(Peer, (u16, u16), ControlPacket)> {
+    fn due(&mut self, config: Option<&BfdConfig>) -> Vec<(Peer, Way, ControlPacket)> {
         let mut due = Vec::new();
         let Some(config) = config else { return due };
         let (now, cursor) = (self.now, self.cursor.take());
@@ -362,9 +410,9 @@ impl BfdControl {
                     // The packet has to wait, but the detection time has not.
                     entry.session.expire(now);
                 } else {
-                    let ports = (entry.source_port, entry.port());
+                    let way = entry.way;
                     while let Some(packet) = entry.session.next_packet(now) {
-                        due.push((*peer, ports, packet));
+                        due.push((*peer, way, packet));
                         left = left.saturating_sub(1);
                         self.cursor = Some(*peer);
                     }
@@ -417,14 +465,14 @@ impl GatewayControl {
         }
         let mut frame = vec![0; packet.len()];
         packet.copy_to(&mut frame);
-        match self.bfd.receive(config, &frame) {
+        match self.bfd.receive(config, &self.layout.underlay, &frame) {
             Ok(peer) => {
                 plane.consume(packet, "bfd");
                 let now = self.bfd.now;
                 let Some(entry) = self.bfd.sessions.get_mut(&peer) else { return };
-                let ports = (entry.source_port, entry.port());
+                let way = entry.way;
                 if let Some(reply) = entry.session.next_packet(now) {
-                    self.send_bfd(plane, peer, ports, &reply);
+                    self.send_bfd(plane, peer, way, &reply);
                 }
             }
             Err(reason) => plane.drop(packet, reason),
@@ -435,8 +483,8 @@ impl GatewayControl {
     pub(in crate::tunnel) fn tick_bfd(&mut self, plane: &mut ControlPlane) {
         self.bfd.now = plane.now() / 1000;
         self.send_farewells(plane);
-        for (peer, ports, packet) in self.bfd.due(self.config.bfd.as_ref()) {
-            self.send_bfd(plane, peer, ports, &packet);
+        for (peer, way, packet) in self.bfd.due(self.config.bfd.as_ref()) {
+            self.send_bfd(plane, peer, way, &packet);
         }
         if self.bfd.changed {
             self.apply_bfd(plane.seconds());
@@ -445,27 +493,25 @@ impl GatewayControl {
 
     /// Sends the last packets of removed sessions, before those of new sessions with the same remotes.
     fn send_farewells(&mut self, plane: &mut ControlPlane) {
-        for (mac, peer, ports, packet) in std::mem::take(&mut self.bfd.farewells) {
-            self.send_bfd_to(plane, mac, peer, ports, &packet);
+        for (mac, peer, way, packet) in std::mem::take(&mut self.bfd.farewells) {
+            self.send_bfd_to(plane, mac, peer, way, &packet);
         }
     }
 
     /// Tells all remotes that the gateway stops.
     pub(in crate::tunnel) fn stop_bfd(&mut self, plane: &mut ControlPlane) {
         let now = self.bfd.now;
-        let end = |(peer, entry): (&Peer, &mut Entry)| {
-            (*peer, (entry.source_port, entry.port()), entry.session.shut_down(now))
-        };
+        let end = |(peer, entry): (&Peer, &mut Entry)| (*peer, entry.way, entry.session.shut_down(now));
         let packets: Vec<_> = self.bfd.sessions.iter_mut().map(end).collect();
-        for (peer, ports, packet) in packets {
-            self.send_bfd(plane, peer, ports, &packet);
+        for (peer, way, packet) in packets {
+            self.send_bfd(plane, peer, way, &packet);
         }
     }
 
     /// Sends a packet, if its next hop is resolved.
-    fn send_bfd(&self, plane: &mut ControlPlane, peer: Peer, ports: (u16, u16), packet: &ControlPacket) {
+    fn send_bfd(&self, plane: &mut ControlPlane, peer: Peer, way: Way, packet: &ControlPacket) {
         if let Some(mac) = self.next_hops.next_hop(peer.1).and_then(|next_hop| self.next_hops.mac(next_hop)) {
-            self.send_bfd_to(plane, mac, peer, ports, packet);
+            self.send_bfd_to(plane, mac, peer, way, packet);
         }
     }
 
@@ -474,13 +520,44 @@ impl GatewayControl {
         plane: &mut ControlPlane,
         mac: MacAddr,
         (local, remote): Peer,
-        ports: (u16, u16),
+        way: Way,
         packet: &ControlPacket,
     ) {
-        let envelope = Envelope { macs: (self.layout.underlay.mac, mac), local, remote, ports };
-        if let Some(frame) = envelope.frame(packet) {
+        let (own, ports) = (self.layout.underlay.mac, (way.source_port, way.mode.port()));
+        let frame = match way.mode {
+            Mode::SingleHop | Mode::Multihop => Envelope { macs: (own, mac), local, remote, ports }.frame(packet),
+            Mode::Vxlan(vni) => {
+                let remote_inside = inner_destination(local);
+                let envelope = Envelope { macs: (own, MANAGEMENT_MAC), local, remote: remote_inside, ports };
+                let inner = envelope.frame(packet);
+                inner
+                    .and_then(|inner| self.in_tunnel(vni, (own, mac), (local, remote), packet.my_discriminator, &inner))
+            }
+        };
+        if let Some(frame) = frame {
             self.send_frame(plane, &frame);
         }
+    }
+
+    /// Returns a frame in a VXLAN tunnel with the outer headers that tenant frames get. Sessions differ in `entropy`.
+    fn in_tunnel(
+        &self,
+        vni: u32,
+        macs: (MacAddr, MacAddr),
+        ends: (IpAddr, IpAddr),
+        entropy: u32,
+        inner: &[u8],
+    ) -> Option<Vec<u8>> {
+        let (kind, payload, underlay) = (&vxlan::KIND, Payload::Ethernet, &self.layout.underlay);
+        let header = (kind.write)(Some(vni), payload, &[]);
+        let template = tunnel_headers(&self.config.underlay, kind, payload, header, None, macs, ends).ok()?;
+        let mut fields = template.fields(inner.len(), underlay.source_port(entropy));
+        fields.traffic_class |= TRAFFIC_CLASS & underlay.copied_class;
+        fields.inner_sum = checksum::sum(inner);
+        let mut frame = vec![0; template.len()];
+        template.emit(&mut frame, &fields).ok()?;
+        frame.extend_from_slice(inner);
+        Some(frame)
     }
 
     /// Changes the tables of the workers after remotes began or ceased to carry frames.

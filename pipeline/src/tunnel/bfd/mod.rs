@@ -1,7 +1,8 @@
-//! Liveness of remotes by BFD (RFC 5880 in asynchronous mode, RFC 5881, RFC 5883).
+//! Liveness of remotes by BFD (RFC 5880 in asynchronous mode, RFC 5881, RFC 5883, RFC 8971).
 //!
 //! - [`config`]: the configuration.
 //! - `packet`: control packets and their frames.
+//! - `vxlan`: control packets inside VXLAN tunnels.
 //! - `session`: the state machine of a session.
 //! - `host`: received packets on the workers.
 //! - `control`: the sessions of the control thread, and their effect on the tables.
@@ -15,8 +16,10 @@ mod control;
 mod host;
 mod packet;
 mod session;
+mod vxlan;
 
 pub(super) use control::{BfdControl, Out, TABLE};
+pub(super) use vxlan::MANAGEMENT_MAC;
 
 /// Microseconds since the start of the program, or a duration.
 type Micros = u64;

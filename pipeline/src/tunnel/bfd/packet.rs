@@ -16,7 +16,7 @@ pub(in crate::tunnel) const TTL: u8 = 255;
 /// Length of a control packet without authentication, in bytes.
 pub(super) const LEN: usize = 24;
 /// Traffic class of sent packets: CS6, network control (RFC 4594 section 3.1).
-const TRAFFIC_CLASS: u8 = 48 << 2;
+pub(super) const TRAFFIC_CLASS: u8 = 48 << 2;
 
 const POLL: u8 = 1 << 5;
 const FINAL: u8 = 1 << 4;
