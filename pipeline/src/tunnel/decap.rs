@@ -192,7 +192,8 @@ pub(super) enum Rejection {
     Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
-    /// A tunnel packet of no segment: its identifier, start and end of the inner packet, and its source and destination.
+    /// A tunnel packet of no segment: its identifier, start and end of the inner packet, and its source and
+    /// destination.
     NoSegment(TunnelId, (usize, usize), (IpAddr, IpAddr)),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
     NewRemote(u16),
