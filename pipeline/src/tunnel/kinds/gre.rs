@@ -29,7 +29,6 @@ pub static GRETAP: TunnelKind = TunnelKind {
     length,
     plain: None,
     match_item: Some(match_item),
-    ports_segment: true,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };
@@ -50,7 +49,6 @@ pub static GRE: TunnelKind = TunnelKind {
     length,
     plain: None,
     match_item: Some(match_item),
-    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };

@@ -28,7 +28,6 @@ pub static KIND: TunnelKind = TunnelKind {
     length: |_| Some(0),
     plain: None,
     match_item: None,
-    ports_segment: false,
     settings: None,
     sids: None,
 };

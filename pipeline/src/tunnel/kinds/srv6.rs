@@ -32,7 +32,6 @@ pub static KIND: TunnelKind = TunnelKind {
     length: |_| Some(0),
     plain: None,
     match_item: None,
-    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: Some(|options| Policy::decode(options).map(|policy| policy.sids())),
 };
