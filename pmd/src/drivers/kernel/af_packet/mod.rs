@@ -427,8 +427,8 @@ impl AfPacketDevice {
             Ok(link) => link,
             Err(error) => {
                 notes.push(format!(
-                    "superframes in tunnels become datagrams, which costs the receiver more: attaching a program at tc \
-                     egress (Linux 6.6) failed: {error}"
+                    "superframes in UDP tunnels become datagrams, which costs the receiver more, and those in other \
+                     tunnels are cut by software: attaching a program at tc egress (Linux 6.6) failed: {error}"
                 ));
                 None
             }
