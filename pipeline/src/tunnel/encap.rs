@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
-use wirepath_packet::superframe::{Cutter, longest_frame};
+use wirepath_packet::superframe::{Cutter, has_tunnel, longest_frame};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, icmp_error, max_icmp_error_len};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr};
@@ -482,7 +482,7 @@ impl View<'_> {
         let segment = self.layout.segments.get(usize::from(remote.segment));
         self.limit_mss(state, context, &mut packet, remote);
         let is_cut = is_long || segment.is_some_and(|segment| segment.cuts_superframes);
-        if is_cut && packet.flags().contains(Flags::TX_SEGMENT) {
+        if packet.flags().contains(Flags::TX_SEGMENT) && (is_cut || has_tunnel(&packet)) {
             return self.send_cut(state, context, remotes, packet, to, flow);
         }
         match &remote.next_hop {
@@ -516,7 +516,7 @@ impl View<'_> {
         }
     }
 
-    /// Cuts a superframe whose frames need different tunnel headers, and sends the frames to a remote.
+    /// Cuts a superframe before its tunnel, and sends the frames to a remote.
     #[cold]
     fn send_cut(
         &self,

@@ -206,8 +206,7 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
-    /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or an IP packet is
-    /// the payload, or ports do not segment tunnels of the kind.
+    /// True if superframes are cut before the tunnel, because each frame needs a tunnel header of its own.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -427,9 +426,7 @@ impl Layout {
                 filter: filters.get(FilterOwner::Segment(place.index)),
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-                cuts_superframes: segment.is_routed_tunnel()
-                    || !segment.kind.ports_segment
-                    || segment.header().variable.differ_in_superframes(),
+                cuts_superframes: segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,

@@ -1,8 +1,7 @@
 //! GRE with Ethernet frames: "gretap" and "nvgre".
 
+use wirepath_packet::Batch;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::offload::Flags;
-use wirepath_packet::{Batch, Packet};
 use wirepath_wire::build::{OuterConfig, OuterHeaders, Transport, VariableFields};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, ethernet, gre, ipv4, ipv6, tcp};
 
@@ -289,13 +288,7 @@ fn superframes_are_cut() {
         // The next hop is known afterwards, and the remote of the address.
         lab.send(WAN, &packet("10.9.0.2", header(None), &frame(HOST, FAR)));
         lab.settle();
-        let mut batch = Batch::new();
-        let mut superframe: Packet = lab.pool.take().unwrap();
-        assert!(superframe.extend_from_slice(&inner, &lab.pool));
-        superframe.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM));
-        superframe.set_mss(1000);
-        batch.push(superframe).unwrap();
-        lab.stepped.process(Some(LAN), &mut batch);
+        lab.send_superframe(LAN, &inner, 1000);
         let sent: Vec<_> = lab.settle().into_iter().filter(|(port, _)| *port == WAN).collect();
         if !cut {
             assert_eq!(sent.len(), 1);

@@ -10,7 +10,7 @@ use wirepath_settings::Source;
 use wirepath_testlab::oracle;
 use wirepath_wire::build::{EncapFields, OuterHeaders};
 use wirepath_wire::checksum_offload::ChecksumSpan;
-use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, udp};
+use wirepath_wire::{EtherType, IpProtocol, MacAddr, checksum, parse, tcp, udp};
 
 use crate::lab::{HOST, LAN, Lab, PEER, US, WAN, tagged};
 use crate::routing::packet;
@@ -272,6 +272,67 @@ fn tunnels_carry_ip_packets_both_ways() {
             assert_eq!((stats.overlay_rx.1, stats.overlay_tx.1), (bytes, bytes));
         }
     }
+}
+
+/// Returns an IP packet with a TCP segment of `len` bytes. Its checksum has only the sum of the pseudo header.
+fn tcp_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+    let mut body: Vec<u8> = (0..tcp::HEADER_LEN + len).map(|at| (at / 7) as u8).collect();
+    tcp::Repr { src_port: 4000, dst_port: 80, seq: 5, ack: 6, flags: tcp::flags::ACK, window: 7, urgent: 0 }
+        .emit(&mut body)
+        .unwrap();
+    let mut frame = packet(HOST, HOST, src, dst, ttl, IpProtocol::TCP, &body);
+    let span = ChecksumSpan::of(&frame, parse(&frame).unwrap().outer()).unwrap();
+    span.transport.set_field(&mut frame[span.start..], span.pseudo.fold());
+    frame.split_off(14)
+}
+
+/// A superframe passes whole, unless a field of the tunnel header differs between its frames.
+#[test]
+fn superframes_pass_both_ways() {
+    for kind in TUNNELS {
+        let frames = if kind.3.is_empty() { 1 } else { 4 };
+        for remote in ["10.9.0.2", "fd00:9::2"] {
+            let (mut lab, mut host) = tunnel(kind.1, remote);
+            for (here, there) in [("10.1.0.10", "10.2.0.10"), ("fd01::10", "fd02::10")] {
+                // The first packet waits for the next hop.
+                lab.send(LAN, &framed(US, HOST, &ip_packet(here, there, 64, 40)));
+                settle(&mut lab, &mut host);
+                lab.send_superframe(LAN, &framed(US, HOST, &tcp_packet(here, there, 64, 4000)), 1000);
+                let sent = settle(&mut lab, &mut host);
+                assert_eq!(sent.len(), frames, "{kind:?} {remote} {there} {:?}", lab.stepped.drops());
+                if frames == 1 {
+                    assert!(sent[0].1.ends_with(&tcp_packet(here, there, 63, 4000)), "{kind:?} {remote}");
+                } else {
+                    let sent: Vec<_> = sent.iter().map(|(_, bytes)| bytes).collect();
+                    oracle::assert_clean(&sent);
+                }
+                let back = to_gateway(kind, remote, &tcp_packet(there, here, 64, 4000));
+                lab.send_superframe(WAN, &back, 1000);
+                let frame = framed(HOST, US, &tcp_packet(there, here, 63, 4000));
+                assert_eq!(settle(&mut lab, &mut host), [(LAN, frame)], "{kind:?} {remote} {:?}", lab.stepped.drops());
+            }
+        }
+    }
+}
+
+/// A superframe in a tunnel of its own is cut before the gateway's tunnel, because ports segment inside one tunnel.
+#[test]
+fn superframes_in_tunnels_are_cut() {
+    let inner = framed(HOST, US, &tcp_packet("192.0.2.1", "192.0.2.2", 64, 4000));
+    let mut body = vec![0; 16];
+    body.extend(inner);
+    udp::Repr { src_port: 4000, dst_port: 4789, payload_len: body.len() as u16 - 8 }.emit(&mut body).unwrap();
+    body[8] = 8;
+    let superframe = packet(US, HOST, "10.1.0.10", "10.2.0.10", 64, IpProtocol::UDP, &body);
+    let (mut lab, mut host) = tunnel("kind = 'gre'", "10.9.0.2");
+    lab.send(LAN, &framed(US, HOST, &ip_packet("10.1.0.10", "10.2.0.10", 64, 40)));
+    settle(&mut lab, &mut host);
+    lab.send_superframe(LAN, &superframe, 1000);
+    let sent: Vec<_> = settle(&mut lab, &mut host).into_iter().map(|(_, bytes)| bytes).collect();
+    assert_eq!(sent.len(), 4, "{:?}", lab.stepped.drops());
+    oracle::assert_clean(&sent);
+    let segments = oracle::fields(&sent, &["tcp.len", "tcp.seq_raw"]);
+    assert_eq!(segments, [["1000", "5"], ["1000", "1005"], ["1000", "2005"], ["1000", "3005"]]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::registry::Registry;
@@ -95,6 +96,15 @@ impl Lab {
             self.stepped.process(Some(port), &mut batch);
             assert!(batch.is_empty());
         }
+    }
+
+    /// Sends a frame whose segmentation into frames with `mss` bytes of payload is left to a port.
+    pub(crate) fn send_superframe(&mut self, port: PortId, bytes: &[u8], mss: u16) {
+        let mut packet = self.pool.take().unwrap();
+        assert!(packet.extend_from_slice(bytes, &self.pool));
+        packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM));
+        packet.set_mss(mss);
+        self.stepped.process(Some(port), &mut [packet].into_iter().collect());
     }
 
     /// Returns the frames sent so far, with their ports.

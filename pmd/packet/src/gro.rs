@@ -77,7 +77,7 @@ impl Default for Gro {
 }
 
 impl Gro {
-    /// Makes a joiner. VXLAN and GENEVE are recognised on the UDP ports of RFC 7348 and RFC 8926.
+    /// Makes a joiner. Tunnels over UDP are recognised on their standard ports.
     pub fn new() -> Self {
         let flow = |_| Flow {
             at: 0,
@@ -204,9 +204,7 @@ impl Candidate {
         if own.l4_type() != L4Type::Tcp || own.end() != packet.len() || !is_simple(own) {
             return None;
         }
-        if parsed.inner().is_some()
-            && (outer.l4_type() != L4Type::Udp || !is_simple(outer) || outer.end() != packet.len())
-        {
+        if parsed.inner().is_some() && (!repeats(data, &parsed) || outer.end() != packet.len()) {
             return None;
         }
         let mut headers = [0; MAX_HEADER];
@@ -224,6 +222,8 @@ impl Candidate {
         blank_ip(&mut headers, own);
         if parsed.inner().is_some() {
             blank_ip(&mut headers, outer);
+        }
+        if parsed.inner().is_some() && outer.l4_type() == L4Type::Udp {
             let udp = outer.l4();
             headers[udp + 4..udp + 6].fill(0);
             let has_checksum = headers[udp + 6..udp + 8] != [0, 0];
@@ -237,6 +237,21 @@ impl Candidate {
             return None;
         }
         Some(Self { parsed, headers, header_len, idents, seq, flags, payload })
+    }
+}
+
+/// Returns whether segmentation repeats the tunnel header in each packet: that of a tunnel over UDP, GRE without
+/// checksum and sequence number, or none between two IP headers. A routing header may precede the inner IP header.
+fn repeats(data: &[u8], parsed: &Parsed) -> bool {
+    let outer = parsed.outer();
+    let is_routed = outer.l3_type() == L3Type::Ipv6 && outer.l4_type() == L4Type::Other && !outer.is_fragment();
+    if !is_routed && !is_simple(outer) {
+        return false;
+    }
+    match outer.l4_type() {
+        L4Type::Udp => true,
+        L4Type::Gre => outer.gre(data).is_some_and(|gre| gre.checksum().is_none() && gre.sequence().is_none()),
+        _ => matches!(outer.protocol(), IpProtocol::IPV4 | IpProtocol::IPV6),
     }
 }
 
@@ -318,8 +333,10 @@ impl Flow {
         if parsed.inner().is_some() {
             let outer = parsed.outer();
             set_ip_length(data, outer, len);
-            let udp_len = (len - outer.l4()) as u16;
-            data[outer.l4() + 4..outer.l4() + 6].copy_from_slice(&udp_len.to_be_bytes());
+            if outer.l4_type() == L4Type::Udp {
+                let udp_len = (len - outer.l4()) as u16;
+                data[outer.l4() + 4..outer.l4() + 6].copy_from_slice(&udp_len.to_be_bytes());
+            }
         }
         first.set_header_lengths(HeaderLengths::from(&parsed));
         first.set_mss(self.mss as u16);
@@ -338,7 +355,7 @@ fn set_ip_length(data: &mut [u8], layers: &HeaderOffsets, len: usize) {
         let sum = checksum::sum(&data[l3..l3 + ipv4::HEADER_LEN]).checksum();
         data[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
     } else {
-        data[l3 + 4..l3 + 6].copy_from_slice(&((len - layers.l4()) as u16).to_be_bytes());
+        data[l3 + 4..l3 + 6].copy_from_slice(&((len - l3 - wirepath_wire::ipv6::HEADER_LEN) as u16).to_be_bytes());
     }
 }
 
@@ -561,6 +578,42 @@ mod tests {
             let (lengths, cut) = round_trip(&pool, &frames);
             assert_eq!((lengths.len(), cut), (3, frames));
         }
+    }
+
+    /// Puts a frame into GRE with these flags, or without flags the packet of the frame directly into IP.
+    fn without_udp(inner: &[u8], flags: Option<u8>, ident: u16) -> Vec<u8> {
+        let (protocol, header, carried) = match flags {
+            Some(flags) => {
+                let options = 4 * flags.count_ones() as usize;
+                (IpProtocol::GRE, [&[flags, 0, 0x65, 0x58][..], &vec![ident as u8; options]].concat(), inner)
+            }
+            None if inner[14] >> 4 == 4 => (IpProtocol::IPV4, vec![], &inner[14..]),
+            None => (IpProtocol::IPV6, vec![], &inner[14..]),
+        };
+        let mut frame = inner[..34].to_vec();
+        frame[12..14].copy_from_slice(&EtherType::IPV4.0.to_be_bytes());
+        let (src, dst) = ([10, 9, 0, 1].into(), [10, 9, 0, 2].into());
+        let payload_len = (header.len() + carried.len()) as u16;
+        ipv4::Repr { src, dst, protocol, payload_len, ttl: 64, traffic_class: 0, ident, fragment_word: 0 }
+            .emit(&mut frame[14..])
+            .unwrap();
+        [&frame[..], &header, carried].concat()
+    }
+
+    #[test]
+    fn packets_in_tunnels_without_udp_become_one() {
+        let pool = Pool::new("gro", 64).unwrap();
+        for v6 in [false, true] {
+            // Headers with a checksum, and those with a sequence number, are of one packet each.
+            for (flags, left) in [(None, 1), (Some(0), 1), (Some(0x80), 3), (Some(0x10), 3)] {
+                let specs = stream(&Spec { v6, ..Spec::default() }, 3);
+                let wrap = |(ident, spec)| without_udp(&bytes_of(spec), flags, ident);
+                let frames: Vec<_> = (65_535..=65_535).chain(0..2).zip(&specs).map(wrap).collect();
+                let (lengths, cut) = round_trip(&pool, &frames);
+                assert_eq!((lengths.len(), cut), (left, frames), "v6 {v6}, flags {flags:?}");
+            }
+        }
+        assert_eq!(pool.outstanding(), 0);
     }
 
     #[test]

@@ -78,6 +78,11 @@ fn longest_segment(packet: &Packet) -> usize {
     }
 }
 
+/// Returns whether a superframe is in a tunnel. Ports segment inside one tunnel only.
+pub fn has_tunnel(packet: &Packet) -> bool {
+    parse(packet, None).is_none_or(|parsed| parsed.inner().is_some())
+}
+
 /// Cuts one packet into frames, one at a time.
 #[derive(Debug)]
 pub struct Cutter {

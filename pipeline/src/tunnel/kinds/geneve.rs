@@ -38,7 +38,6 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GeneveOptLen, 0)
             .exact(Field::GeneveOam, 0)
     }),
-    ports_segment: true,
     settings: Some(KindSettings { table: &OPTIONS, read }),
     sids: None,
 };

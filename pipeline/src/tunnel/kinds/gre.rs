@@ -30,7 +30,6 @@ pub static GRETAP: TunnelKind = TunnelKind {
     plain: None,
     entropy_at: None,
     match_item: Some(match_item),
-    ports_segment: true,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };
@@ -52,7 +51,6 @@ pub static GRE: TunnelKind = TunnelKind {
     plain: None,
     entropy_at: None,
     match_item: Some(match_item),
-    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
 };

@@ -29,7 +29,6 @@ pub static KIND: TunnelKind = TunnelKind {
     plain: None,
     entropy_at: None,
     match_item: None,
-    ports_segment: false,
     settings: None,
     sids: None,
 };

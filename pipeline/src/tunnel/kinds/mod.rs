@@ -63,8 +63,6 @@ pub struct TunnelKind {
     pub(crate) entropy_at: Option<u8>,
     /// Returns the item of a flow rule for [`Self::exact_item`]; `None`: no item matches headers of the kind.
     pub(crate) match_item: Option<fn(id: Option<u32>, payload: EtherType) -> Item>,
-    /// True if ports segment superframes in tunnels with Ethernet frames. Else they are cut before the tunnel.
-    pub(crate) ports_segment: bool,
     /// Settings of the kind in a table `[[segment]]`.
     pub(crate) settings: Option<KindSettings>,
     /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel

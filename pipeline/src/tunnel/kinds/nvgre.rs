@@ -35,7 +35,6 @@ pub static KIND: TunnelKind = TunnelKind {
         let item = Item::new(ItemKind::Gre).exact(Field::GreFlags, FLAG_KEY.into());
         item.exact(Field::GreProto, payload.0.into()).with(Field::GreKey, key)
     }),
-    ports_segment: true,
     settings: None,
     sids: None,
 };

@@ -33,7 +33,6 @@ pub static KIND: TunnelKind = TunnelKind {
     plain: None,
     entropy_at: None,
     match_item: None,
-    ports_segment: false,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: Some(|options| Policy::decode(options).map(|policy| policy.sids())),
 };

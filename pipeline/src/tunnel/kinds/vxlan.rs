@@ -27,7 +27,6 @@ pub static KIND: TunnelKind = TunnelKind {
     plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
     entropy_at: None,
     match_item: Some(|id, _| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
-    ports_segment: true,
     settings: None,
     sids: None,
 };

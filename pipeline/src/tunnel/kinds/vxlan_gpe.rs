@@ -35,7 +35,6 @@ pub static KIND: TunnelKind = TunnelKind {
             .exact(Field::GpeNext, next.0.into())
             .exact(Field::GpeVni, id.unwrap_or(0).into())
     }),
-    ports_segment: false,
     settings: None,
     sids: None,
 };

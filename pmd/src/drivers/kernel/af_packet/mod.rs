@@ -384,16 +384,14 @@ impl AfPacketDevice {
         let bytes = (config.depth as usize).saturating_mul(4096).clamp(1 << 20, 256 << 20);
         let superframes = self.interface.is_noqueue.then(Socket::new).transpose();
         let superframes = superframes.map_err(|e| raw_socket_error(&self.options.device, e))?;
-        let tunnels = has_program.then(tunnel_gso::socket).transpose();
-        let tunnels = tunnels.map_err(self.system_error("opening a socket with a mark"))?;
-        for socket in superframes.iter().chain(&tunnels).chain([&socket]) {
+        for socket in superframes.iter().chain([&socket]) {
             socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
             socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
         }
         let max_frame = usize::from(config.mtu) + HEADERS;
         let sockets =
-            Sockets { plain: socket, superframes, tunnels, tcp: self.tcp, gso_limits: self.interface.gso_limits };
+            Sockets { plain: socket, superframes, has_program, tcp: self.tcp, gso_limits: self.interface.gso_limits };
         Ok(Sender::new(sockets, Arc::clone(&self.link_probe), max_frame))
     }
 
@@ -429,8 +427,8 @@ impl AfPacketDevice {
             Ok(link) => link,
             Err(error) => {
                 notes.push(format!(
-                    "superframes in tunnels become datagrams, which costs the receiver more: attaching a program at tc \
-                     egress (Linux 6.6) failed: {error}"
+                    "superframes in UDP tunnels become datagrams, which costs the receiver more, and those in other \
+                     tunnels are cut by software: attaching a program at tc egress (Linux 6.6) failed: {error}"
                 ));
                 None
             }

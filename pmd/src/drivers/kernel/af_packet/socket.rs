@@ -153,11 +153,6 @@ impl Socket {
         self.setsockopt(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
     }
 
-    /// Sets the mark of sent frames. Needs CAP_NET_ADMIN.
-    pub(super) fn mark(&self, mark: u32) -> io::Result<()> {
-        self.setsockopt(libc::SOL_SOCKET, libc::SO_MARK, &mark)
-    }
-
     /// Sets the bytes of sent frames that may be queued inside the kernel.
     pub(super) fn send_buffer(&self, bytes: c_int) -> io::Result<()> {
         // SO_SNDBUFFORCE may exceed net.core.wmem_max, but needs CAP_NET_ADMIN.

@@ -55,8 +55,8 @@ pub(super) struct Sockets {
     pub(super) plain: Socket,
     /// Sends superframes, which the kernel segments for every device.
     pub(super) superframes: Option<Socket>,
-    /// Sends superframes in tunnels, which [`tunnel_gso`] describes to the kernel.
-    pub(super) tunnels: Option<Socket>,
+    /// True if the program of [`tunnel_gso`] describes superframes in tunnels to the kernel.
+    pub(super) has_program: bool,
     /// Superframes outside tunnels that the device or the kernel segments.
     pub(super) tcp: TcpSegmentation,
     pub(super) gso_limits: GsoLimits,
@@ -88,7 +88,6 @@ impl Sockets {
 enum Way {
     Plain,
     Superframes,
-    Tunnels,
 }
 
 /// Transmit queue.
@@ -112,10 +111,19 @@ struct Burst {
     segments: [libc::iovec; SEGMENTS],
     /// Virtio headers of superframes.
     headers: [[u8; vnet_hdr::HEADER]; MESSAGES],
+    /// Marks of superframes in tunnels.
+    marks: [Mark; MESSAGES],
     /// Packets that are sent when a message is.
     packets: [u8; MESSAGES],
     used_messages: usize,
     used_segments: usize,
+}
+
+/// Control message with the mark of a frame (`SO_MARK`).
+#[repr(C)]
+struct Mark {
+    header: libc::cmsghdr,
+    mark: u32,
 }
 
 impl Burst {
@@ -125,6 +133,7 @@ impl Burst {
         let (at, first) = (self.used_messages, self.used_segments);
         let message = self.messages.get_mut(at)?;
         message.msg_hdr.msg_iovlen = 0;
+        message.msg_hdr.msg_controllen = 0;
         message.msg_hdr.msg_iov = self.segments.get_mut(first)?;
         self.used_messages += 1;
         match header {
@@ -136,6 +145,19 @@ impl Burst {
                 self.push_segment(segment)
             }
         }
+    }
+
+    /// Sets the mark of the last message, for the program of [`tunnel_gso`]. `None` if there is no message.
+    fn set_mark(&mut self, mark: u32) -> Option<()> {
+        let at = self.used_messages.checked_sub(1)?;
+        let (message, control) = (self.messages.get_mut(at)?, self.marks.get_mut(at)?);
+        control.header.cmsg_len = size_of::<libc::cmsghdr>() + size_of::<u32>();
+        control.header.cmsg_level = libc::SOL_SOCKET;
+        control.header.cmsg_type = libc::SO_MARK;
+        control.mark = mark;
+        message.msg_hdr.msg_control = std::ptr::from_mut(control).cast();
+        message.msg_hdr.msg_controllen = size_of::<Mark>();
+        Some(())
     }
 
     /// Adds bytes to the last message. `None` if there is no room.
@@ -169,7 +191,8 @@ unsafe impl Send for Sender {}
 
 impl Sender {
     pub(super) fn new(sockets: Sockets, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
-        // SAFETY: zero bytes are valid for `mmsghdr`, `iovec` and integers: no name, no control data, no buffers.
+        // SAFETY: zero bytes are valid for `mmsghdr`, `iovec`, `cmsghdr` and integers: no name, no control data, no
+        // buffers.
         let burst = unsafe { Box::new(zeroed()) };
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         let counters = Arc::default();
@@ -181,7 +204,7 @@ impl Sender {
     /// their number, and the socket. An error concerns the first packet, which can never be sent.
     #[inline]
     fn fill_messages(&mut self, batch: &mut Batch) -> Result<(usize, Way), DropReason> {
-        let has_program = self.sockets.tunnels.is_some();
+        let has_program = self.sockets.has_program;
         let mut way = Way::Plain;
         let burst = &mut *self.burst;
         (burst.used_messages, burst.used_segments) = (0, 0);
@@ -191,9 +214,9 @@ impl Sender {
             let pushed = if packet.flags().contains(Flags::TX_SEGMENT) {
                 let rest = std::mem::take(&mut scratch);
                 let pushed = push_superframe(burst, packet, self.max_frame, has_program, rest);
-                pushed.map(|(rest, way)| {
+                pushed.map(|rest| {
                     scratch = rest;
-                    way
+                    Way::Superframes
                 })
             } else {
                 match sw_offload::apply(packet) {
@@ -237,12 +260,11 @@ impl TxDriver for Sender {
             let socket = match way {
                 Way::Plain => None,
                 Way::Superframes => self.sockets.superframes.as_ref(),
-                Way::Tunnels => self.sockets.tunnels.as_ref(),
             };
             let socket = socket.unwrap_or(&self.sockets.plain);
             let fd = socket.as_fd().as_raw_fd();
-            // SAFETY: the first `n` messages point to segments of packets in the batch, to headers in `burst` and
-            // in `scratch`, which live until after the call.
+            // SAFETY: the first `n` messages point to segments of packets in the batch, and into `burst` and `scratch`.
+            // All of them live until after the call.
             let rc = unsafe { libc::sendmmsg(fd, self.burst.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
             if let Ok(taken @ 1..) = usize::try_from(rc) {
                 // A superframe whose last message is left over is sent again as a whole: TCP ignores what it has.
@@ -307,7 +329,7 @@ impl TxDriver for Sender {
         Some(match parsed.inner() {
             None => self.sockets.segments_tcp(packet, parsed.outer()),
             Some(_) => {
-                (self.sockets.tunnels.is_some() && tunnel_gso::fits(packet, &parsed))
+                (self.sockets.has_program && tunnel_gso::mark(packet, &parsed).is_some())
                     || (self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS))
             }
         })
@@ -331,8 +353,7 @@ fn is_tunnel_superframe(packet: &Packet) -> bool {
     is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.inner().is_some())
 }
 
-/// Adds a superframe. Returns the rest of `scratch`, and the socket for the frame. The one for tunnels exists if
-/// `has_program` is set.
+/// Adds a superframe. Returns the rest of `scratch`. `has_program`: [`tunnel_gso`] takes superframes in tunnels.
 #[inline(never)]
 fn push_superframe<'a>(
     burst: &mut Burst,
@@ -340,7 +361,7 @@ fn push_superframe<'a>(
     max_frame: usize,
     has_program: bool,
     scratch: &'a mut [u8],
-) -> Result<(&'a mut [u8], Way), DropReason> {
+) -> Result<&'a mut [u8], DropReason> {
     if let Some(tci) = packet.vlan() {
         sw_offload::insert_vlan_tag(packet, tci, packet.flags().contains(Flags::VLAN_SERVICE))?;
         packet.clear_vlan();
@@ -349,15 +370,18 @@ fn push_superframe<'a>(
         return Err(DropReason::TooLong);
     }
     let parsed = superframe::parse(packet, None).ok_or(DropReason::KernelOffload)?;
-    let tunnel = has_program && parsed.inner().is_some() && tunnel_gso::fits(packet, &parsed);
-    if tunnel || parsed.inner().is_none() {
+    let mark = if has_program { tunnel_gso::mark(packet, &parsed) } else { None };
+    if mark.is_some() || parsed.inner().is_none() {
         let header = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
         burst.push_packet(packet, Some(header)).ok_or(DropReason::TxError)?;
-        return Ok((scratch, if tunnel { Way::Tunnels } else { Way::Superframes }));
+        if let Some(mark) = mark {
+            burst.set_mark(mark).ok_or(DropReason::TxError)?;
+        }
+        return Ok(scratch);
     }
     let written = datagrams::write(packet, &parsed, scratch, |part| match part {
         Part::Frame(header) => burst.begin(Some(header)),
         Part::Bytes(bytes) => burst.push(bytes),
     });
-    Ok((written.ok_or(DropReason::KernelOffload)?, Way::Superframes))
+    written.ok_or(DropReason::KernelOffload)
 }

@@ -366,7 +366,9 @@ impl Device for TapDevice {
             notes.push("one queue: the interface was created without `multi_queue`".to_owned());
         }
         if self.options.keep_superframes && !self.opened.supported.tunnel {
-            notes.push("superframes in tunnels are cut by software (the kernel does it from Linux 6.17 on)".to_owned());
+            notes.push(
+                "superframes in UDP tunnels are cut by software (the kernel does it from Linux 6.17 on)".to_owned(),
+            );
         }
         if !self.opened.supported.udp {
             notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
