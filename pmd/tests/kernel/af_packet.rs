@@ -58,7 +58,7 @@ fn tcp_survives_injected_faults() {
     let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = 1500\n{cut}");
     let faulty = format!("[port.faults]\nseed = 11\nrx = {{ {faults} }}\ntx = {{ {faults}, full = 0.01 }}\n");
     let forwarder = Forwarder::start(&line.dut, [format!("{}{faulty}", table("west")), table("east")]);
-    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 1 << 20);
+    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 4 << 20);
     let done = forwarder.finish();
     let of = |queue: &wirepath_packet::counters::QueueStats| {
         let lost = queue.drops.iter().find(|(reason, _)| *reason == DropReason::InjectedFault);
