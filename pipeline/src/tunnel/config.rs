@@ -61,7 +61,7 @@ const KIND: Key<Choice<&TunnelKind>> =
     Key::choice_of("kind", default_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
 const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", all_kinds)
     .absent("`kind` of the underlay")
-    .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
+    .about("Kind of the segment's tunnels.");
 const PAYLOAD: Key<Choice<Payload>> = Key::choice(
     "payload",
     &[
