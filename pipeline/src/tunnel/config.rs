@@ -59,9 +59,8 @@ const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
     Key::choice_of("kind", default_kinds).same_as("\"vxlan\"").about("Kind of the tunnels.");
-const SEGMENT_KIND: Key<Choice<&TunnelKind>> = Key::choice_of("kind", all_kinds)
-    .absent("`kind` of the underlay")
-    .about("Kind of the segment's tunnels.");
+const SEGMENT_KIND: Key<Choice<&TunnelKind>> =
+    Key::choice_of("kind", all_kinds).absent("`kind` of the underlay").about("Kind of the segment's tunnels.");
 const PAYLOAD: Key<Choice<Payload>> = Key::choice(
     "payload",
     &[

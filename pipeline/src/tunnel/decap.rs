@@ -37,14 +37,14 @@ const QUICK: usize = OUTER4 + ETHERNET_LEN;
 /// headers, UDP, the longest tunnel header, inner Ethernet with tags, and inner IP.
 pub(super) const HEADERS: usize = 512;
 
-/// The gateway's addresses, UDP port and default kind of tunnels in the form that the fast path compares.
+/// The gateway's addresses and the plain packets of one kind in the form that the fast path compares.
 struct LocalEndpoint {
     mac: u64,
     ip: u64,
     udp_port: u64,
     /// Value and mask of the tunnel header's bits.
     tunnel: (u64, u64),
-    /// Number of the default kind.
+    /// Number of the kind.
     kind: u8,
 }
 
@@ -174,7 +174,7 @@ pub(super) struct Outer {
     pub(super) inner: usize,
     pub(super) end: usize,
     /// DSCP and ECN of the outer IP header.
-    pub(super) class: u8,
+    class: u8,
     /// True if the tunnel header has a checksum.
     pub(super) has_checksum: bool,
 }

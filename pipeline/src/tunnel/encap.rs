@@ -244,7 +244,9 @@ impl View<'_> {
             }
             let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
             if destination != last.0 {
-                last = (destination, remotes.of_destination(destination));
+                // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+                let remote = remotes.of_destination(destination).filter(|remote| remote.sequence.is_none());
+                last = (destination, remote);
             }
             if let Some(remote) = last.1 {
                 let len = packet.len();

@@ -176,7 +176,8 @@ impl Entry {
         let added: Vec<(Rule, RuleId)> = added;
         self.rules.extend(added);
         let flows = (FLOWS_PER_RULE * self.rules.len()).next_power_of_two().min(LIMITS.flows);
-        if flows > self.flows {
+        // Fewer rules give memory back, but not for a few that come and go.
+        if flows > self.flows || flows * 4 <= self.flows {
             self.flows = flows;
             self.filter = Arc::new(Filter::new(&self.table, &self.filter.buffers, flows));
         }

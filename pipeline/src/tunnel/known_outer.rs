@@ -27,9 +27,9 @@ use crate::table::{Entry, Key, NO_DESTINATION};
 const COMPARED: usize = 72;
 const WORDS: usize = COMPARED / 8;
 /// Tunnels of a batch that are kept at the same time.
-const TUNNELS: usize = 4;
-/// Packets of a batch that may fail to become a [`KnownOuter`]. The slow path reads each of them again.
-const MAX_FAILURES: u32 = 4;
+const TUNNELS: usize = 8;
+/// Packets of a batch whose headers may be read to know a tunnel. If that fails, the slow path reads them again.
+const MAX_READ: u32 = 12;
 /// Offset of the header behind an IP header without options or extensions.
 const L4_OF_IPV4: usize = ETHERNET_LEN + ipv4::HEADER_LEN;
 const L4_OF_IPV6: usize = ETHERNET_LEN + ipv6::HEADER_LEN;
@@ -61,13 +61,19 @@ fn be16(h: &[u8; COMPARED], at: usize) -> usize {
 }
 
 /// Returns the IP version and the protocol of outer headers that can be known: IP without options or extensions, no
-/// fragment, and a tunnel whose packets do not need a check of their own.
-fn carrier(h: &[u8; COMPARED], underlay: &Underlay) -> Option<(bool, IpProtocol)> {
+/// fragment, and a tunnel whose packets do not need a check of their own. No padding follows the packet of `len` bytes.
+/// Its congestion mark is ECT(0) or none. These leave the inner mark unchanged; the others may change it (RFC 6040).
+fn carrier(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> Option<(bool, IpProtocol)> {
     let is_ipv6 = match EtherType(be16(h, 12) as u16) {
         EtherType::IPV4 if h[14] == 0x45 && be16(h, 20) & 0x3fff == 0 => false,
         EtherType::IPV6 => true,
         _ => return None,
     };
+    let (end, mark) =
+        if is_ipv6 { (be16(h, 18) + L4_OF_IPV6, h[15] >> 4) } else { (be16(h, 16) + ETHERNET_LEN, h[15]) };
+    if end != len || mark & 1 != 0 {
+        return None;
+    }
     let (protocol, l4) = if is_ipv6 { (h[20], L4_OF_IPV6) } else { (h[23], L4_OF_IPV4) };
     let protocol = IpProtocol(protocol);
     let can_be_known = match protocol {
@@ -77,6 +83,13 @@ fn carrier(h: &[u8; COMPARED], underlay: &Underlay) -> Option<(bool, IpProtocol)
         _ => false,
     };
     can_be_known.then_some((is_ipv6, protocol))
+}
+
+/// Returns the place of a tunnel in a batch: by the last bytes of the source address and of the identifier over UDP.
+#[inline(always)]
+fn slot(h: &[u8; COMPARED]) -> usize {
+    let (source, protocol, id) = if h[12] == 0x86 { (h[37], h[20], h[68]) } else { (h[29], h[23], h[48]) };
+    usize::from(if protocol == IpProtocol::UDP.0 { source ^ id } else { source }) % TUNNELS
 }
 
 /// Returns the words of headers.
@@ -96,8 +109,7 @@ impl KnownOuter {
     ) -> Option<Self> {
         let l4 = if is_ipv6 { L4_OF_IPV6 } else { L4_OF_IPV4 };
         let is_udp = protocol == IpProtocol::UDP;
-        // The marks ECT(0) and Not-ECT leave the inner mark unchanged; the other two may change it (RFC 6040).
-        if outer.inner >= COMPARED || outer.has_checksum || outer.class & 1 != 0 {
+        if outer.inner >= COMPARED || outer.has_checksum {
             return None;
         }
         let mut mask = [0; COMPARED];
@@ -216,7 +228,7 @@ impl View<'_> {
         let (fdb, second) = (self.fdb.table(context.guard()), context.seconds());
         let mut tunnels: [Option<KnownOuter>; TUNNELS] = [const { None }; TUNNELS];
         let (mut frames, mut routed, mut plain) = (0u64, 0u64, 0u64);
-        let (mut failures, mut new_sources) = (0, 0);
+        let (mut read, mut new_sources) = (0, 0);
         let mut last = (state.source.key, state.source.destination);
         let (layout, worker) = (self.layout, state.worker);
         let mut received = Tally::new(0);
@@ -233,28 +245,25 @@ impl View<'_> {
             if packet.data().len() < packet.len().min(HEADERS) {
                 continue;
             }
-            // The last byte of the source address.
-            let at = usize::from(if h[12] == 0x86 { h[37] } else { h[29] }) % TUNNELS;
-            let known = match &mut tunnels[at] {
-                Some(known) if known.has_same(h) => &*known,
-                slot => {
-                    let Some(carrier) = carrier(h, &layout.underlay).filter(|_| failures < MAX_FAILURES) else {
+            let known = match &mut tunnels[slot(h)] {
+                Some(known) if known.has_same(h) => {
+                    if !known.accepts(h, packet) {
                         continue;
-                    };
+                    }
+                    &*known
+                }
+                slot => {
+                    let carrier = carrier(h, packet.len(), &layout.underlay).filter(|_| read < MAX_READ);
+                    let Some(carrier) = carrier else { continue };
+                    read += 1;
                     let outer = self.read_outer(state, context, remotes, packet);
                     let outer = outer.ok().filter(|outer| outer.end == packet.len());
                     match outer.and_then(|outer| KnownOuter::new(h, carrier, &layout.underlay, &outer)) {
                         Some(new) => &*slot.insert(new),
-                        None => {
-                            failures += 1;
-                            continue;
-                        }
+                        None => continue,
                     }
                 }
             };
-            if !known.accepts(h, packet) {
-                continue;
-            }
             let (segment, remote) = (known.segment, known.remote);
             received.add(segment, packet.len() - known.inner, count_received);
             packet.set_checksum_status(ChecksumStatus::NONE);

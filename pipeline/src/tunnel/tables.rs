@@ -15,7 +15,7 @@ use super::counters::SegmentCounters;
 use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
 use super::kinds::srv6::Behaviour;
-use super::kinds::{Payload, TunnelKind};
+use super::kinds::{KINDS, Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
@@ -88,9 +88,9 @@ pub struct Underlay {
     pub networks: Vec<Prefix>,
     /// The gateway's SIDs, which are destinations of tunnel packets only, with what it does there.
     pub sids: HashMap<Ipv6Addr, Behaviour>,
-    /// Kinds of tunnels that the segments use. The first one is the default, which has the fast path.
+    /// Kinds of tunnels that the segments use. The first one is the default.
     pub kinds: Vec<ActiveKind>,
-    /// Received packets of the default kind on the fast path.
+    /// Received packets of the kind that [`super::decap`] takes by itself.
     pub(super) plain: PlainPackets,
     /// First outer source port, and number of source ports.
     pub source_ports: (u16, u32),
@@ -344,6 +344,13 @@ pub struct Layout {
     in_use: HashSet<u16>,
 }
 
+/// Returns whether tunnels of a kind have the default UDP port of another one. Ports read superframes without the
+/// configuration, so they would take them for those of the other kind.
+fn has_port_of_another(kind: &'static TunnelKind, config: &UnderlayConfig) -> bool {
+    let port = config.port_of(kind);
+    port.is_some() && KINDS.iter().any(|other| *other != kind && other.default_port() == port)
+}
+
 impl Layout {
     /// Creates a layout without segments. `ports` are the configured ports in order.
     pub(super) fn new(config: &UnderlayConfig, ports: &[PortInfo]) -> Self {
@@ -426,7 +433,8 @@ impl Layout {
                 filter: filters.get(FilterOwner::Segment(place.index)),
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-                cuts_superframes: segment.header().variable.differ_in_superframes(),
+                cuts_superframes: segment.header().variable.differ_in_superframes()
+                    || has_port_of_another(segment.kind, &config.underlay),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,

@@ -307,3 +307,20 @@ fn superframes_are_cut() {
         }
     }
 }
+
+/// Frames of a batch take different paths through the gateway, and leave in the order of their sequence numbers.
+#[test]
+fn sequence_numbers_are_in_order() {
+    let mut lab = gretap("remotes = ['10.9.0.2']\ngre = { sequence = true }");
+    lab.send(WAN, &packet("10.9.0.2", header(None), &frame(HOST, FAR)));
+    lab.settle();
+    let all = MacAddr([0xff; 6]);
+    let frames = [frame(all, HOST), frame(FAR, HOST), frame(all, HOST), frame(FAR, HOST), frame(FAR, HOST)];
+    lab.send_all(LAN, frames.iter().map(Vec::as_slice));
+    let sent: Vec<_> = lab.sent().into_iter().filter(|(port, _)| *port == WAN).map(|(_, bytes)| bytes).collect();
+    let numbers: Vec<_> = sent.iter().map(|bytes| gre::View::new(&bytes[34..]).unwrap().sequence()).collect();
+    assert_eq!(numbers, [Some(0), Some(1), Some(2), Some(3), Some(4)]);
+    for (bytes, inner) in sent.iter().zip(&frames) {
+        assert!(bytes.ends_with(inner), "frames keep their order");
+    }
+}

@@ -315,6 +315,42 @@ fn superframes_pass_both_ways() {
     }
 }
 
+/// Routed packets of both IP versions leave in the order of their sequence numbers.
+#[test]
+fn sequence_numbers_are_in_order() {
+    let (mut lab, mut host) = tunnel("kind = 'gre'\ngre = { sequence = true }", "10.9.0.2");
+    let packets = [("10.1.0.10", "10.2.0.10"), ("fd01::10", "fd02::10"), ("10.1.0.10", "10.2.0.10")]
+        .map(|(here, there)| framed(US, HOST, &ip_packet(here, there, 64, 40)));
+    for packet in &packets {
+        lab.send(LAN, packet);
+        settle(&mut lab, &mut host);
+    }
+    lab.send_all(LAN, packets.iter().map(Vec::as_slice));
+    let numbers: Vec<_> = lab.sent().iter().map(|(_, bytes)| bytes[38..42].to_vec()).collect();
+    assert_eq!(numbers, [[0, 0, 0, 3], [0, 0, 0, 4], [0, 0, 0, 5]]);
+}
+
+/// Ports would read tunnel headers of VXLAN on its port, so superframes for tunnels of other kinds are cut before.
+#[test]
+fn superframes_for_the_port_of_another_kind_are_cut() {
+    for (keys, frames) in [("", 1), ("udp_port = 4789", 4), ("udp_port = 5000", 1)] {
+        let underlay = format!("kind = 'vxlan-gpe'\n{keys}");
+        let text = format!(
+            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n{underlay}\n\
+             [[segment]]\nname = 'lan'\nports = [{{ port = 'lan' }}]\naddresses = ['10.1.0.1/24']\nvni = 1\n\
+             [[segment]]\nname = 'tunnel'\nvni = 42\npayload = 'ip'\nremotes = ['10.9.0.2']\nvrf = 'default'\n\
+             [[vrf]]\nname = 'default'\nroutes = [{{ to = '10.2.0.0/16', next_hops = [{{ segment = 'tunnel' }}] }}]\n"
+        );
+        let mut lab = Lab::with_ports(&text, &["wan", "lan"]).with_peer();
+        lab.settle();
+        lab.send(LAN, &framed(US, HOST, &ip_packet("10.1.0.10", "10.2.0.10", 64, 40)));
+        lab.settle();
+        lab.send_superframe(LAN, &framed(US, HOST, &tcp_packet("10.1.0.10", "10.2.0.10", 64, 4000)), 1000);
+        let sent = lab.settle().iter().filter(|(port, _)| *port == WAN).count();
+        assert_eq!(sent, frames, "{keys} {:?}", lab.stepped.drops());
+    }
+}
+
 /// A superframe in a tunnel of its own is cut before the gateway's tunnel, because ports segment inside one tunnel.
 #[test]
 fn superframes_in_tunnels_are_cut() {

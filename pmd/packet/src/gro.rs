@@ -244,7 +244,13 @@ impl Candidate {
 /// checksum and sequence number, or none between two IP headers. A routing header may precede the inner IP header.
 fn repeats(data: &[u8], parsed: &Parsed) -> bool {
     let outer = parsed.outer();
-    let is_routed = outer.l3_type() == L3Type::Ipv6 && outer.l4_type() == L4Type::Other && !outer.is_fragment();
+    let next_is = |at: usize, protocols: &[IpProtocol]| {
+        data.get(outer.l3() + at).is_some_and(|next| protocols.contains(&IpProtocol(*next)))
+    };
+    let is_routed = outer.l3_type() == L3Type::Ipv6
+        && !outer.is_fragment()
+        && next_is(6, &[IpProtocol::ROUTING])
+        && next_is(wirepath_wire::ipv6::HEADER_LEN, &[IpProtocol::IPV4, IpProtocol::IPV6]);
     if !is_routed && !is_simple(outer) {
         return false;
     }

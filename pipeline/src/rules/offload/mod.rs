@@ -504,7 +504,7 @@ impl HardwareRules {
     ) -> Option<Placement> {
         let it = self.ports.iter().find(|it| it.port == port)?;
         let all = self.implicit_by_mark.get(&mark)?.iter().filter_map(|id| placement(&it.plan, *id, name));
-        all.reduce(|one, other| if matches!(one, Placement::Hardware(_)) { other } else { one })
+        all.reduce(|one, other| if matches!(one, Placement::Hardware(None)) { other } else { one })
     }
 
     /// Returns the number of rules in the NIC of each port.

@@ -5,7 +5,7 @@
 //! - Outer headers are a template, [`OuterHeaders`](wirepath_wire::build::OuterHeaders). The gateway builds it from
 //!   addresses and the bytes of `TunnelKind::write`, the action `encap` of flow rules from the bytes of the rule.
 //! - The gateway checks received headers by `TunnelKind::parse`. The action `decap` uses `payload_offset`.
-//! - Headers of the form `PlainHeader` take the gateway's fast path for received packets.
+//! - Received packets with headers of the form `PlainHeader` are the fastest.
 //! - Fields that differ from packet to packet are [`VariableFields`], which the template completes.
 //! - A NIC decapsulates what [`TunnelKind::exact_item`] matches.
 
@@ -57,7 +57,7 @@ pub struct TunnelKind {
     pub(crate) parse: fn(IpProtocol, &[u8]) -> Result<TunnelHeader, DropReason>,
     /// Returns the length of a tunnel header with its options, without further checks. The bytes are as for `parse`.
     pub(crate) length: fn(&[u8]) -> Option<usize>,
-    /// The most common form of the header; `None`: the kind has no fast path.
+    /// The most common form of the header; `None`: it has none of that form.
     pub(crate) plain: Option<PlainHeader>,
     /// Offset of a byte of entropy in the header, which differs between the packets of a tunnel.
     pub(crate) entropy_at: Option<u8>,

@@ -550,7 +550,8 @@ impl<'v> View<'v> {
                 (Exit::Attachment(attachment), if attachment.vlan.is_some() { VLAN_TAG_LEN } else { 0 })
             }
             Destination::Remote(index) => {
-                let remote = remotes.list.get(index as usize)?;
+                // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+                let remote = remotes.list.get(index as usize).filter(|remote| remote.sequence.is_none())?;
                 match &remote.next_hop {
                     NextHop::Ready(template) | NextHop::InNic(template, _) => {
                         (Exit::Remote(remote, template), template.len())

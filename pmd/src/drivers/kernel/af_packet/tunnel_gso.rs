@@ -23,6 +23,8 @@ use crate::drivers::kernel::common::link::Interface;
 const ETHERNET: usize = 14;
 /// Most bytes of headers between the outer Ethernet header and the inner IP header. The program has room for them.
 const MAX_HEADERS: usize = 192;
+/// Least bytes of these headers: those of IPv4.
+const MIN_HEADERS: usize = 20;
 
 /// Upper bits of each mark. The program removes the mark.
 const MAGIC: u32 = 0x2bb8;
@@ -121,13 +123,14 @@ fn code() -> Result<Vec<[u8; 8]>, &'static str> {
     a.copy(R0, R7);
     a.shift_right(R0, MAGIC_SHIFT);
     a.jump_if(R0, Condition::NotEqual, MAGIC as i32, other);
-    a.set(R0, 0);
-    a.store(Width::Word, R6, SKB_MARK, R0);
     a.copy(R8, R7);
     a.shift_right(R8, LENGTH_SHIFT);
     a.and(R8, 0xff);
-    a.jump_if(R8, Condition::Less, 1, drop);
-    a.jump_if(R8, Condition::Greater, MAX_HEADERS as i32, drop);
+    // Marks of another length are those of other programs.
+    a.jump_if(R8, Condition::Less, MIN_HEADERS as i32, other);
+    a.jump_if(R8, Condition::Greater, MAX_HEADERS as i32, other);
+    a.set(R0, 0);
+    a.store(Width::Word, R6, SKB_MARK, R0);
     // The kernel demands it before a call that writes a part.
     for at in (STACK..0).step_by(8) {
         a.store_value(Width::Double, R10, at as i16, 0);
