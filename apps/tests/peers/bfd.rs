@@ -4,7 +4,7 @@
 use serde_json::Value;
 use tempfile::TempDir;
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Background, Namespace, Requirement, eventually, oracle, python, run, skip_or_fail};
+use wirepath_testlab::{Background, FramePort, Namespace, Requirement, eventually, oracle, python, run, skip_or_fail};
 
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, pings, remote_address};
@@ -372,6 +372,20 @@ pub(crate) fn a_remote_in_vxlan_leaves_and_returns(variant: Variant) {
     std::fs::write(&script, text + SCAPY_LOOP).expect("write the script");
     let end = || remote.spawn(&[python().expect("the requirement is met"), &script]);
     let mut wire = remote.frames("eth0");
+    let gateway_mac = world.gateway.mac("wan");
+    let is_bfd = |bytes: &[u8]| {
+        let parsed = wirepath_wire::parse(bytes);
+        bytes[6..12] == gateway_mac && parsed.is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == MANAGEMENT))
+    };
+    let get = |wire: &mut FramePort, found: &mut Vec<Vec<u8>>, count: usize| {
+        eventually(WAIT_LIMIT, || {
+            found.extend(wire.drain().into_iter().map(|frame| frame.bytes).filter(|bytes| is_bfd(bytes)));
+            found.len() >= count
+        })
+    };
+    // The session is down until scapy begins.
+    let mut of_bfd: Vec<Vec<u8>> = Vec::new();
+    assert!(get(&mut wire, &mut of_bfd, 1), "the gateway sends nothing");
     let mut scapy = end();
     let session = gateway.wait(&local, "up");
     assert_eq!(session["mode"], "vxlan");
@@ -380,17 +394,7 @@ pub(crate) fn a_remote_in_vxlan_leaves_and_returns(variant: Variant) {
     let settled = eventually(WAIT_LIMIT, || gateway.session(&local)["detection_time"] == 3.0);
     assert!(settled, "{}", gateway.session(&local));
 
-    let gateway_mac = world.gateway.mac("wan");
-    let is_bfd = |bytes: &[u8]| {
-        let parsed = wirepath_wire::parse(bytes);
-        bytes[6..12] == gateway_mac && parsed.is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == MANAGEMENT))
-    };
-    let mut of_bfd: Vec<Vec<u8>> = Vec::new();
-    let are_many = eventually(WAIT_LIMIT, || {
-        of_bfd.extend(wire.drain().into_iter().map(|frame| frame.bytes).filter(|bytes| is_bfd(bytes)));
-        of_bfd.len() > 20
-    });
-    assert!(are_many, "{} packets", of_bfd.len());
+    assert!(get(&mut wire, &mut of_bfd, 20), "{} packets", of_bfd.len());
     oracle::assert_clean(&of_bfd);
     let names = ["vxlan.vni", "eth.dst", "udp.dstport", "bfd.sta", "bfd.my_discriminator", "bfd.your_discriminator"];
     let rows = oracle::fields(&of_bfd, &names);
