@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use tempfile::TempDir;
-use wirepath::control_socket::Client;
+use wirepath::control_socket::{Client, Rows};
 use wirepath_testlab::{Background, FramePort, Namespace, Requirement, eventually, oracle, python, run, skip_or_fail};
 
 use crate::program::Program;
@@ -102,28 +102,36 @@ impl<'a> Frr<'a> {
 /// The gateway and its operator.
 struct Gateway {
     program: Program,
-    client: Client,
 }
 
 impl Gateway {
     fn start(world: &World, tables: &str) -> Self {
-        let program = world.start_with(&(world.one_segment() + "[control]\nsocket = 'operators.sock'\n" + tables));
+        Self::start_with(world, &(world.one_segment() + tables))
+    }
+
+    fn start_with(world: &World, config: &str) -> Self {
+        let program = world.start_with(&format!("[control]\nsocket = 'operators.sock'\n{config}"));
         let socket = program.path("operators.sock");
         assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
-        let client = Client::connect(&socket).expect("a connection");
-        Self { program, client }
+        Self { program }
+    }
+
+    /// Returns a table. The gateway closes connections that are idle for long, so each table has one of its own.
+    fn show(&self, table: &str, conditions: &[String]) -> Rows {
+        let mut client = Client::connect(&self.program.path("operators.sock")).expect("a connection");
+        client.show(table, conditions, None).expect("a table")
     }
 
     /// Returns the session with a remote as `wirepath show bfd` has it.
-    fn session(&mut self, remote: &str) -> Value {
+    fn session(&self, remote: &str) -> Value {
         let condition = [format!("remote={remote}")];
-        let mut table = self.client.show("bfd", &condition, None).expect("a table");
+        let mut table = self.show("bfd", &condition);
         assert_eq!(table.rows.len(), 1, "{remote}: {table:?}");
         table.columns.into_iter().zip(table.rows.remove(0)).collect::<serde_json::Map<_, _>>().into()
     }
 
     #[track_caller]
-    fn wait(&mut self, remote: &str, state: &str) -> Value {
+    fn wait(&self, remote: &str, state: &str) -> Value {
         let mut session = Value::Null;
         let found = eventually(WAIT_LIMIT, || {
             session = self.session(remote);
@@ -261,12 +269,7 @@ pub(crate) fn a_backup_takes_over(variant: Variant) {
         "remotes = [",
         &format!("backups = [{{ primary = \"{primary}\", backup = \"{backup}\" }}]\nremotes = ["),
     );
-    let config = config + "[control]\nsocket = 'operators.sock'\n" + SETTINGS;
-    let program = world.start_with(&config);
-    let socket = program.path("operators.sock");
-    assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
-    let client = Client::connect(&socket).expect("a connection");
-    let mut gateway = Gateway { program, client };
+    let mut gateway = Gateway::start_with(&world, &(config + SETTINGS));
     for (from, to) in [(primary, backup), (backup, primary), (primary, backup)] {
         // The primary is up in the first and last round.
         gateway.wait(from, "up");
@@ -430,11 +433,8 @@ emit(Ether(src=own, dst=gw)/L3(src=remote, dst=vtep, **hops(255))/UDP(sport=4920
     let bad = oracle::scapy(&none, &code).frames;
     let mut at_host = host.frames("eth0");
     bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
-    let counted = |gateway: &mut Gateway| {
-        let table = gateway.client.show("drops", &[], None).expect("a table");
-        format!("{table:?}")
-    };
-    assert!(eventually(WAIT_LIMIT, || counted(&mut gateway).contains("bfd_ttl")), "{}", counted(&mut gateway));
+    let counted = || format!("{:?}", gateway.show("drops", &[]));
+    assert!(eventually(WAIT_LIMIT, || counted().contains("bfd_ttl")), "{}", counted());
     world.wait_for(&mut gateway.program, host, &remote_address(0));
     let session = gateway.session(&local);
     assert_eq!((&session["state"], &session["downs"]), (&"up".into(), &0.into()), "{session}");
