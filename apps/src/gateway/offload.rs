@@ -77,6 +77,8 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
         return;
     }
     offload.checked_at = now;
+    // What follows may change the places of tunnels.
+    offload.reported_at = None;
     let losses = rules.hardware().encap_losses();
     let lost = std::mem::replace(&mut offload.encap_losses, losses) != losses;
     // Egress rules see packets as they leave, so those packets must be encapsulated in software.

@@ -120,9 +120,10 @@ impl Underlay {
                 kinds.push(ActiveKind::new(segment.kind, config));
             }
         }
-        // The plain packets are those of a kind that segments use, first of the default kind.
+        // The plain packets are those of a kind that segments with tunnels use, first of the default kind.
         let is_used = |active: &&ActiveKind| {
-            let mut segments = segments.iter();
+            let has_tunnels = |it: &&SegmentConfig| !it.remotes.is_empty() || it.accept_unknown_remotes;
+            let mut segments = segments.iter().filter(has_tunnels);
             !v4.is_empty() && segments.any(|it| it.kind == active.kind && it.payload == Payload::Ethernet)
         };
         let plain = PlainPackets::new(kinds.iter().filter(is_used));
