@@ -271,12 +271,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
         })
     });
     let tunnels = tunnels.collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
-    // Both directions: frames from all hosts to all hosts. One direction: from one host to all.
+    // Both directions, and several remotes or segments: frames from all hosts to all hosts, each of which has one
+    // place. One direction: from one host to all.
+    let is_varied = direction == Direction::Both || tunnels.len() > 1;
     let frames = |source_mac, destination_mac, tunnels| FrameSpec {
         size: arguments.size.into(),
         flows,
         source_mac,
-        vary_source_mac: direction == Direction::Both,
+        vary_source_mac: is_varied,
         destination_mac,
         vary_destination_mac: !kind.is_routed(),
         vary_network: kind.is_routed(),
