@@ -6,7 +6,7 @@ use wirepath_wire::build::{PayloadType, VariableFields};
 use wirepath_wire::vxlan_gpe::{FLAG_NEXT, FLAG_OAM, FLAG_VNI, FLAGS_VERSION, HEADER_LEN, NextProtocol, PORT, Repr};
 use wirepath_wire::{EtherType, Vni};
 
-use super::{Carrier, HeaderTemplate, Payload, TunnelHeader, TunnelKind};
+use super::{Carrier, HeaderTemplate, Payload, PlainHeader, TunnelHeader, TunnelKind};
 
 /// VXLAN-GPE.
 pub static KIND: TunnelKind = TunnelKind {
@@ -22,7 +22,8 @@ pub static KIND: TunnelKind = TunnelKind {
     write,
     parse: |_, bytes| parse(bytes),
     length: |_| Some(HEADER_LEN),
-    plain: None,
+    // Version 0, VNI and next protocol, no control packet; an Ethernet frame.
+    plain: Some(PlainHeader { mask: 0x3d00_00ff_0000_0000, value: 0x0c00_0003_0000_0000 }),
     entropy_at: None,
     match_item: Some(|id, payload| {
         let next = match payload {
