@@ -16,7 +16,7 @@ use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Tunnels, Vni};
 
-use super::bfd::config::{BACKUPS, BackupConfig, BfdConfig, check_backups, read_backups};
+use super::bfd::config::{BACKUPS, BFD, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::filter::{SEGMENT_FILTER, read_filter};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{self, Carrier, HeaderTemplate, KINDS, Payload, Sids, TunnelKind};
@@ -493,6 +493,8 @@ struct Reader<'p> {
 impl GatewayConfig {
     /// Reads the gateway's tables. `ports` are the names of the ports in the same configuration.
     pub fn read(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
+        // It is read last. An error before must not make it an unknown key.
+        let _ = root.subtable(&BFD);
         let underlay = match root.subtable(&UNDERLAY) {
             Ok(Some(table)) => table.complete(|table| read_underlay(table, ports)),
             Ok(None) => Err(root.error_in(&UNDERLAY, "missing, expected a table [underlay] with port and addresses")),

@@ -851,3 +851,18 @@ fn wrong_settings_are_refused() {
         assert!(error.contains(part), "{error}\nlacks {part}");
     }
 }
+
+/// An error elsewhere does not make `[bfd]` an unknown table.
+#[test]
+fn errors_elsewhere_leave_the_table_known() {
+    let text = format!(
+        "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n\
+         [[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\nremotes = ['10.9.0.2', '10.9.0.2']\n{BFD}"
+    );
+    let source = Source::new("test", &text);
+    let document = source.parse().unwrap();
+    let settings = document.settings();
+    assert!(GatewayConfig::read(&settings, &["wan", "lan"]).is_err());
+    let all = settings.check_keys().unwrap_err().to_string();
+    assert!(all.contains("listed twice") && !all.contains("unknown key"), "{all}");
+}

@@ -109,7 +109,8 @@ struct Entry {
     /// Time until which the remote carries frames although its session has not been up.
     grace: Option<Micros>,
     refused: u64,
-    logged_at: Option<Micros>,
+    /// Time of the last log message, and whether it said that the session is up.
+    logged: Option<(Micros, bool)>,
 }
 
 impl Entry {
@@ -125,19 +126,22 @@ impl Entry {
         if after == State::Up || !carries {
             self.grace = None;
         }
-        if (before == State::Up) != (after == State::Up) {
+        let is_up = after == State::Up;
+        // A change soon after the last message is logged later, if it has lasted.
+        if (before == State::Up) != is_up || self.logged.is_some_and(|(_, was_up)| was_up != is_up) {
             self.log(peer, now);
         }
         std::mem::replace(&mut self.carries, carries) != carries
     }
 
     fn log(&mut self, (_, remote): Peer, now: Micros) {
-        if self.logged_at.is_some_and(|at| now < at + LOG_INTERVAL) {
+        let is_up = self.session.state() == State::Up;
+        if self.logged.is_some_and(|(at, _)| now < at + LOG_INTERVAL) {
             return;
         }
-        self.logged_at = Some(now);
+        self.logged = Some((now, is_up));
         let (diagnostic, remote_diagnostic) = self.session.diagnostics();
-        if self.session.state() == State::Up {
+        if is_up {
             let detection = self.session.detection_time() / 1000;
             tracing::info!("BFD session with {remote} is up; detection time {detection} ms");
         } else {
@@ -285,7 +289,7 @@ impl BfdControl {
             let carries = old_peers.contains(&peer) && !failed.contains(&peer);
             let grace = carries.then_some(now + GRACE);
             let way = Way { mode, source_port };
-            let entry = Entry { session, way, carries, grace, refused: 0, logged_at: None };
+            let entry = Entry { session, way, carries, grace, refused: 0, logged: None };
             self.sessions.insert(peer, entry);
         }
         self.judge(config, places)
