@@ -151,6 +151,11 @@ struct Entry {
     filter: Arc<Filter>,
 }
 
+/// Returns the flows that the cache of a filter with so many rules remembers.
+fn flows_for(rules: usize) -> usize {
+    (FLOWS_PER_RULE * rules).next_power_of_two().clamp(MIN_FLOWS, LIMITS.flows)
+}
+
 impl Entry {
     fn new(domain: &Domain, buffers: &Buffers, now: u64) -> Self {
         let mut table = RuleTable::new(domain, LIMITS, now);
@@ -175,7 +180,7 @@ impl Entry {
         self.rules.truncate(same);
         let added: Vec<(Rule, RuleId)> = added;
         self.rules.extend(added);
-        let flows = (FLOWS_PER_RULE * self.rules.len()).next_power_of_two().min(LIMITS.flows);
+        let flows = flows_for(self.rules.len());
         // Fewer rules give memory back, but not for a few that come and go.
         if flows > self.flows || flows * 4 <= self.flows {
             self.flows = flows;
@@ -373,4 +378,16 @@ impl Environment for FilterActions<'_> {
     fn mirror(&mut self, _: PortId, _: Packet) {}
 
     fn mirror_failed(&mut self, _: DropReason) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_have_their_least_and_greatest_size() {
+        assert_eq!([0, 3, 16].map(flows_for), [MIN_FLOWS; 3]);
+        assert_eq!([17, 100].map(flows_for), [128, 512]);
+        assert_eq!(flows_for(usize::from(u16::MAX)), LIMITS.flows);
+    }
 }
