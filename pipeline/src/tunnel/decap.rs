@@ -61,6 +61,19 @@ impl LocalEndpoint {
     }
 }
 
+/// Returns the sum of an IPv4 header without options behind an Ethernet header without a tag; 0xffff if it is valid.
+#[inline(always)]
+pub(super) fn ipv4_header_sum<const N: usize>(h: &[u8; N]) -> u64 {
+    // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
+    let (first, second, last) = (be64(h, 14), be64(h, 22), be64(h, 26));
+    let low = 0xffff_ffff;
+    let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (last & low);
+    let sum = (sum >> 32) + (sum & low);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    (sum >> 16) + (sum & 0xffff)
+}
+
 /// Returns the VNI and the source of a plain packet's outer headers.
 #[inline(always)]
 fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32, u32)> {
@@ -80,15 +93,7 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     wrong |= (tunnel ^ ours.tunnel.0) & ours.tunnel.1;
     wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
     wrong |= (udp_len + 20) ^ total;
-    // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
-    let (first, second) = (be64(h, 14), be64(h, 22));
-    let low = 0xffff_ffff;
-    let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (addresses & low);
-    let sum = (sum >> 32) + (sum & low);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    wrong |= sum ^ 0xffff;
+    wrong |= ipv4_header_sum(h) ^ 0xffff;
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
@@ -165,6 +170,8 @@ pub(super) struct Stripped {
 
 /// Outer headers of a packet that can be decapsulated.
 pub(super) struct Outer {
+    /// Offsets of the headers in front of the tunnel header.
+    pub(super) layers: HeaderOffsets,
     pub(super) id: TunnelId,
     pub(super) payload: Payload,
     /// Index of the remote, if it is known.
@@ -177,6 +184,20 @@ pub(super) struct Outer {
     class: u8,
     /// True if the tunnel header has a checksum.
     pub(super) has_checksum: bool,
+}
+
+/// Result of [`View::read_outer`] for a packet that cannot be decapsulated.
+pub(super) enum Unread {
+    Rejected(Rejection),
+    /// A tunnel packet of no segment: its identifier with start and end of the inner packet, and its source and
+    /// destination.
+    NoSegment((TunnelId, (usize, usize)), (IpAddr, IpAddr)),
+}
+
+impl<R: Into<Rejection>> From<R> for Unread {
+    fn from(rejection: R) -> Self {
+        Self::Rejected(rejection.into())
+    }
 }
 
 /// Result for a packet that cannot be decapsulated.
@@ -192,9 +213,6 @@ pub(super) enum Rejection {
     Fragment(HeaderOffsets, (IpAddr, IpAddr)),
     /// An echo request to the gateway.
     Echo(HeaderOffsets, IpAddr),
-    /// A tunnel packet of no segment: its identifier, start and end of the inner packet, and its source and
-    /// destination.
-    NoSegment(TunnelId, (usize, usize), (IpAddr, IpAddr)),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
     NewRemote(u16),
 }
@@ -209,7 +227,6 @@ impl Rejection {
             Self::TooBig => "an ICMP error about a tunnel packet, for the control thread",
             Self::Fragment(..) => "a fragment of a tunnel packet",
             Self::Echo(..) => "an echo request to the gateway",
-            Self::NoSegment(..) => "a tunnel packet of no segment",
             Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
         }
     }
@@ -473,10 +490,7 @@ impl View<'_> {
         remotes: &Remotes,
         mut packet: Packet,
     ) {
-        let mut stripped = self.strip_outer(state, context, remotes, &mut packet);
-        if let Err(Rejection::NoSegment(id, inner, ends)) = stripped {
-            stripped = Err(self.classify_bfd_in_tunnel(state, context, &packet, (id, inner), ends));
-        }
+        let stripped = self.strip_outer(state, context, remotes, &mut packet);
         if context.is_tracing()
             && let Err(rejection) = &stripped
         {
@@ -490,7 +504,6 @@ impl View<'_> {
                 self.process_inner(state, context, remotes, packet, remote, segment);
             }
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
-            Err(Rejection::NoSegment(..)) => context.drop(packet, DropReason::UnknownVni),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Bfd) => context.punt_first(packet, PuntCode::Bfd.pack()),
             Err(Rejection::TooBig) => context.punt_first(packet, PuntCode::TooBig.pack()),
@@ -520,7 +533,13 @@ impl View<'_> {
     ) -> Result<Stripped, Rejection> {
         packet.pull_up(packet.len().min(HEADERS));
         let Outer { payload, remote, segment, inner, end, class, .. } =
-            self.read_outer(state, context, remotes, packet)?;
+            match self.read_outer(state, context, remotes, packet) {
+                Ok(outer) => outer,
+                Err(Unread::Rejected(rejection)) => return Err(rejection),
+                Err(Unread::NoSegment(tunnel, ends)) => {
+                    return Err(self.classify_bfd_in_tunnel(state, context, packet, tunnel, ends));
+                }
+            };
         // Padding may follow the datagram.
         if !packet.truncate(end) || !packet.trim_front(inner) {
             return Err(DropReason::Truncated.into());
@@ -546,7 +565,7 @@ impl View<'_> {
         context: &Context<'_>,
         remotes: &Remotes,
         packet: &Packet,
-    ) -> Result<Outer, Rejection> {
+    ) -> Result<Outer, Unread> {
         let underlay = &self.layout.underlay;
         if packet.vlan().is_some() {
             return Err(DropReason::NotForUs.into());
@@ -561,7 +580,7 @@ impl View<'_> {
             return Err(DropReason::NotForUs.into());
         }
         match outer.l3_type() {
-            L3Type::Arp => return Err(self.classify_arp(state, context, frame, &outer)),
+            L3Type::Arp => return Err(self.classify_arp(state, context, frame, &outer).into()),
             L3Type::Ipv4 | L3Type::Ipv6 => {}
             L3Type::Other => return Err(DropReason::NotForUs.into()),
         }
@@ -570,25 +589,25 @@ impl View<'_> {
             && !outer.is_fragment()
             && let Some(found) = self.classify_nd(state, context, frame, &outer)
         {
-            return Err(found);
+            return Err(found.into());
         }
         if dst_mac != underlay.mac || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
             let refused = self.refuse_fragment(context, src);
-            return Err(refused.map_or(Rejection::Fragment(outer, (src, dst)), Rejection::Drop));
+            return Err(refused.map_or(Rejection::Fragment(outer, (src, dst)), Rejection::Drop).into());
         }
         match outer.l4_type() {
             // A SID takes its payload only.
             L4Type::Icmpv4 | L4Type::Icmpv6 if underlay.find_sid(dst).is_none() => {
                 let too_big = self.classify_too_big(state, context, remotes, packet, &outer, (src, dst));
-                return Err(too_big.unwrap_or_else(|| super::host::classify_echo(frame, &outer, src)));
+                return Err(too_big.unwrap_or_else(|| super::host::classify_echo(frame, &outer, src)).into());
             }
             _ => {}
         }
         let Some(found) = underlay.find_tunnel(frame, &outer, dst) else {
-            return Err(self.classify_bfd(state, context, packet, &outer, (src, dst)));
+            return Err(self.classify_bfd(state, context, packet, &outer, (src, dst)).into());
         };
         if found.udp_port.is_some() {
             match frame.get(outer.l4() + 6..).and_then(|b| b.first_chunk()).map(|b| u16::from_be_bytes(*b)) {
@@ -616,7 +635,7 @@ impl View<'_> {
         let remote = remotes.find_source(id, src);
         let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
         let Some(segment) = of_remote.or_else(|| self.layout.segment_of(id)) else {
-            return Err(Rejection::NoSegment(id, (inner, end), (src, dst)));
+            return Err(Unread::NoSegment((id, (inner, end)), (src, dst)));
         };
         let carried = self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload);
         if carried != Some(payload) {
@@ -631,10 +650,10 @@ impl View<'_> {
                 return Err(DropReason::BadSource.into());
             }
             let found = if takes { Rejection::NewRemote(segment) } else { DropReason::UnknownRemote.into() };
-            return Err(found);
+            return Err(found.into());
         }
         let class = super::ecn::traffic_class(frame).unwrap_or(0);
-        Ok(Outer { id, payload, remote, segment, inner, end, class, has_checksum: header.has_checksum })
+        Ok(Outer { layers: outer, id, payload, remote, segment, inner, end, class, has_checksum: header.has_checksum })
     }
 
     /// Routes an IP packet of a layer-3 tunnel. The router takes Ethernet frames, so the packet gets an Ethernet

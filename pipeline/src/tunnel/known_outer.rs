@@ -4,19 +4,17 @@
 //! reads the first packet of each tunnel in a batch. Those behind it have the same outer headers, so that only the
 //! fields are checked that differ between packets: lengths, checksums and entropy.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::ChecksumStatus;
 use wirepath_wire::gre::{FLAG_CHECKSUM, FLAG_SEQUENCE};
-use wirepath_wire::{EtherType, IpProtocol, checksum, ipv4, ipv6, udp};
+use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, ipv4, ipv6, udp};
 
 use super::config::TUNNEL_PEER;
-use super::decap::{HEADERS, Outer, check_sum};
-use super::encap::{SLOW_FLAGS, addresses, be64};
+use super::decap::{HEADERS, Outer, check_udp, ipv4_header_sum};
+use super::encap::{SLOW_FLAGS, addresses};
 use super::headers::ETHERNET_LEN;
-use super::kinds::{KINDS, Payload};
+use super::kinds::Payload;
 use super::mss::find_handshakes;
 use super::stage::{StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Attachment, Destination, Remotes, Underlay};
@@ -40,6 +38,7 @@ pub(super) struct KnownOuter {
     words: [u64; WORDS],
     /// Bits that are equal in all packets of the tunnel, in the order of the processor.
     mask: [u64; WORDS],
+    layers: HeaderOffsets,
     is_ipv6: bool,
     is_udp: bool,
     /// True if the packets may have no UDP checksum.
@@ -60,29 +59,27 @@ fn be16(h: &[u8; COMPARED], at: usize) -> usize {
     usize::from(h[at]) << 8 | usize::from(h[at + 1])
 }
 
-/// Returns the IP version and the protocol of outer headers that can be known: IP without options or extensions, no
-/// fragment, and a tunnel whose packets do not need a check of their own. No padding follows the packet of `len` bytes.
-/// Its congestion mark is ECT(0) or none. These leave the inner mark unchanged; the others may change it (RFC 6040).
-fn carrier(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> Option<(bool, IpProtocol)> {
+/// Returns whether outer headers can be known: IP without options or extensions, no fragment, and a tunnel whose packets
+/// do not need a check of their own. No padding follows the packet of `len` bytes. Its congestion mark is ECT(0) or
+/// none. These leave the inner mark unchanged; the others may change it (RFC 6040).
+fn can_be_known(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> bool {
     let is_ipv6 = match EtherType(be16(h, 12) as u16) {
         EtherType::IPV4 if h[14] == 0x45 && be16(h, 20) & 0x3fff == 0 => false,
         EtherType::IPV6 => true,
-        _ => return None,
+        _ => return false,
     };
     let (end, mark) =
         if is_ipv6 { (be16(h, 18) + L4_OF_IPV6, h[15] >> 4) } else { (be16(h, 16) + ETHERNET_LEN, h[15]) };
     if end != len || mark & 1 != 0 {
-        return None;
+        return false;
     }
     let (protocol, l4) = if is_ipv6 { (h[20], L4_OF_IPV6) } else { (h[23], L4_OF_IPV4) };
-    let protocol = IpProtocol(protocol);
-    let can_be_known = match protocol {
+    match IpProtocol(protocol) {
         IpProtocol::UDP => underlay.kinds.iter().any(|kind| kind.udp_port == Some(be16(h, l4 + 2) as u16)),
         IpProtocol::GRE => be16(h, l4) & usize::from(FLAG_CHECKSUM | FLAG_SEQUENCE) == 0,
         IpProtocol::IPV4 | IpProtocol::IPV6 | IpProtocol::ETHERNET => true,
         _ => false,
-    };
-    can_be_known.then_some((is_ipv6, protocol))
+    }
 }
 
 /// Returns the place of a tunnel in a batch: by the last bytes of the source address and of the identifier over UDP.
@@ -101,14 +98,10 @@ fn words(h: &[u8; COMPARED]) -> [u64; WORDS] {
 impl KnownOuter {
     /// Remembers the headers of a packet that [`View::read_outer`] has accepted. Returns `None` if packets of the
     /// tunnel need more checks than those of [`Self::accepts`].
-    fn new(
-        h: &[u8; COMPARED],
-        (is_ipv6, protocol): (bool, IpProtocol),
-        underlay: &Underlay,
-        outer: &Outer,
-    ) -> Option<Self> {
-        let l4 = if is_ipv6 { L4_OF_IPV6 } else { L4_OF_IPV4 };
-        let is_udp = protocol == IpProtocol::UDP;
+    fn new(h: &[u8; COMPARED], underlay: &Underlay, outer: &Outer) -> Option<Self> {
+        let layers = outer.layers;
+        let (is_ipv6, is_udp) = (layers.l3_type() == L3Type::Ipv6, layers.l4_type() == L4Type::Udp);
+        let l4 = layers.l4();
         if outer.inner >= COMPARED || outer.has_checksum {
             return None;
         }
@@ -128,8 +121,8 @@ impl KnownOuter {
             mask[l4 + 4..l4 + 8].fill(0);
         }
         let header = l4 + if is_udp { udp::HEADER_LEN } else { 0 };
-        let kind = KINDS.get(usize::from(outer.id.kind))?;
-        if let Some(at) = kind.entropy_at {
+        let kind = underlay.kinds.iter().find(|kind| kind.number == outer.id.kind)?;
+        if let Some(at) = kind.flow_id {
             mask[header + usize::from(at)] = 0;
         }
         let mask = words(&mask);
@@ -143,6 +136,7 @@ impl KnownOuter {
         Some(Self {
             words: known,
             mask,
+            layers,
             is_ipv6,
             is_udp,
             accepts_zero_checksum: !is_ipv6 || underlay.accept_zero_checksum6,
@@ -168,15 +162,7 @@ impl KnownOuter {
         let (l4, is_valid) = if self.is_ipv6 {
             (L4_OF_IPV6, be16(h, 18) + L4_OF_IPV6 == len)
         } else {
-            // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
-            let (first, second, last) = (be64(h, 14), be64(h, 22), be64(h, 26));
-            let low = 0xffff_ffff;
-            let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (last & low);
-            let sum = (sum >> 32) + (sum & low);
-            let sum = (sum >> 16) + (sum & 0xffff);
-            let sum = (sum >> 16) + (sum & 0xffff);
-            let sum = (sum >> 16) + (sum & 0xffff);
-            (L4_OF_IPV4, sum == 0xffff && be16(h, 16) + ETHERNET_LEN == len)
+            (L4_OF_IPV4, ipv4_header_sum(h) == 0xffff && be16(h, 16) + ETHERNET_LEN == len)
         };
         let is_valid = is_valid && len >= self.least && (self.version == 0 || h[self.inner] >> 4 == self.version);
         if !self.is_udp || !is_valid {
@@ -185,23 +171,8 @@ impl KnownOuter {
         be16(h, l4 + 4) + l4 == len
             && match be16(h, l4 + 6) {
                 0 => self.accepts_zero_checksum,
-                _ if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) => true,
-                _ => self.has_valid_checksum(h, packet),
+                _ => check_udp(packet, &self.layers).is_ok(),
             }
-    }
-
-    /// Verifies the UDP checksum.
-    fn has_valid_checksum(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
-        let (l4, end) = (if self.is_ipv6 { L4_OF_IPV6 } else { L4_OF_IPV4 }, packet.len());
-        let len = end - l4;
-        let pseudo = if self.is_ipv6 {
-            let address = |at: usize| h[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |it| (*it).into());
-            checksum::pseudo6(address(22), address(38), IpProtocol::UDP, len as u32)
-        } else {
-            let address = |at: usize| h[at..].first_chunk::<4>().map_or(Ipv4Addr::UNSPECIFIED, |it| (*it).into());
-            checksum::pseudo4(address(26), address(30), IpProtocol::UDP, len as u16)
-        };
-        check_sum(packet, l4, end, pseudo).is_ok()
     }
 }
 
@@ -253,12 +224,13 @@ impl View<'_> {
                     &*known
                 }
                 slot => {
-                    let carrier = carrier(h, packet.len(), &layout.underlay).filter(|_| read < MAX_READ);
-                    let Some(carrier) = carrier else { continue };
+                    if read == MAX_READ || !can_be_known(h, packet.len(), &layout.underlay) {
+                        continue;
+                    }
                     read += 1;
                     let outer = self.read_outer(state, context, remotes, packet);
                     let outer = outer.ok().filter(|outer| outer.end == packet.len());
-                    match outer.and_then(|outer| KnownOuter::new(h, carrier, &layout.underlay, &outer)) {
+                    match outer.and_then(|outer| KnownOuter::new(h, &layout.underlay, &outer)) {
                         Some(new) => &*slot.insert(new),
                         None => continue,
                     }

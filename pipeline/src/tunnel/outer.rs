@@ -69,11 +69,19 @@ pub struct ActiveKind {
     pub(super) number: u8,
     /// UDP destination port of its packets; `None` without UDP.
     pub udp_port: Option<u16>,
+    /// Offset of a byte of entropy in the tunnel header, which differs between packets.
+    pub(super) flow_id: Option<u8>,
 }
 
 impl ActiveKind {
     pub(super) fn new(kind: &'static TunnelKind, underlay: &UnderlayConfig) -> Self {
-        Self { kind, number: kind.number(), udp_port: underlay.port_of(kind) }
+        Self::with_port(kind, underlay.port_of(kind))
+    }
+
+    fn with_port(kind: &'static TunnelKind, udp_port: Option<u16>) -> Self {
+        let payload = kind.payloads.first().copied().unwrap_or(Payload::Ethernet);
+        let HeaderTemplate { variable, .. } = (kind.write)(None, payload, &[]);
+        Self { kind, number: kind.number(), udp_port, flow_id: variable.flow_id }
     }
 }
 
@@ -248,7 +256,7 @@ mod tests {
     fn underlay(names: &[&str]) -> Underlay {
         let active = |name: &&str| {
             let kind = kinds::KINDS.iter().find(|kind| kind.name == *name).unwrap();
-            ActiveKind { kind, number: kind.number(), udp_port: kind.default_port() }
+            ActiveKind::with_port(kind, kind.default_port())
         };
         Underlay {
             port: PortId::new(0),

@@ -207,7 +207,8 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
-    /// True if superframes are cut before the tunnel, because each frame needs a tunnel header of its own.
+    /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or ports would take
+    /// the tunnel for one of another kind.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,

@@ -371,6 +371,16 @@ fn a_backup_carries_only_while_its_primary_is_down() {
     assert_eq!(reached(&mut lab, FAR), set(&["10.9.0.2", third]), "addresses learned behind the backup are gone");
 }
 
+/// Sends a packet that is dropped for this reason. Returns the frames that the gateway sends meanwhile.
+#[track_caller]
+fn refused(lab: &mut Lab, reason: DropReason, bytes: &[u8]) -> Vec<(PortId, Vec<u8>)> {
+    let before = lab.dropped(reason);
+    lab.send(WAN, bytes);
+    let sent = lab.settle();
+    assert_eq!(lab.dropped(reason), before + 1, "{reason:?}: {:?}", lab.stepped.drops());
+    sent
+}
+
 #[test]
 fn hostile_packets_are_counted_and_change_nothing() {
     let mut lab = lab("remotes = ['10.9.0.2', 'fd00:9::2']", BFD);
@@ -380,12 +390,7 @@ fn hostile_packets_are_counted_and_change_nothing() {
     for at in 0..2 {
         let good = fars[at].clone();
         let down = Far { state: DOWN, ..good.clone() };
-        let mut check = |reason: DropReason, bytes: &[u8]| {
-            let before = lab.dropped(reason);
-            lab.send(WAN, bytes);
-            lab.settle();
-            assert_eq!(lab.dropped(reason), before + 1, "{reason:?}: {:?}", lab.stepped.drops());
-        };
+        let mut check = |reason: DropReason, bytes: &[u8]| _ = refused(&mut lab, reason, bytes);
         check(DropReason::BfdTtl, &Far { ttl: 254, ..down.clone() }.frame(&down.packet(false)));
         check(DropReason::BfdNoSession, &Far { port: MULTIHOP, ..down.clone() }.frame(&down.packet(false)));
         check(DropReason::BfdNoSession, &down.frame(&Far { yours: good.yours ^ 1, ..down.clone() }.packet(false)));
@@ -510,10 +515,7 @@ fn hostile_packets_in_vxlan_are_counted_and_change_nothing() {
         let good = fars[at].clone();
         let down = Far { state: DOWN, ..good.clone() };
         let mut check = |reason: DropReason, bytes: &[u8]| {
-            let before = lab.dropped(reason);
-            lab.send(WAN, bytes);
-            let sent = lab.settle();
-            assert_eq!(lab.dropped(reason), before + 1, "{reason:?}: {:?}", lab.stepped.drops());
+            let sent = refused(&mut lab, reason, bytes);
             assert!(sent.iter().all(|(port, _)| *port == WAN), "no tenant gets it");
         };
         let packet = down.packet(false);

@@ -29,7 +29,6 @@ pub static KIND: TunnelKind = TunnelKind {
     length: |header| Some(geneve::HEADER_LEN + usize::from(header.first()? & 0x3f) * 4),
     // Version 0, no options, no control packet, no critical options, Ethernet. Reserved bits are ignored.
     plain: Some(PlainHeader { mask: 0xffc0_ffff_0000_0000, value: 0x0000_6558_0000_0000 }),
-    entropy_at: None,
     // A NIC does not look into options. Without them, the C flag announces nothing.
     match_item: Some(|id, payload| {
         Item::new(ItemKind::Geneve)

@@ -27,7 +27,6 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: |_| Some(0),
     plain: None,
-    entropy_at: None,
     match_item: None,
     settings: None,
     sids: None,

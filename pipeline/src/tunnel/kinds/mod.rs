@@ -59,8 +59,6 @@ pub struct TunnelKind {
     pub(crate) length: fn(&[u8]) -> Option<usize>,
     /// The most common form of the header; `None`: it has none of that form.
     pub(crate) plain: Option<PlainHeader>,
-    /// Offset of a byte of entropy in the header, which differs between the packets of a tunnel.
-    pub(crate) entropy_at: Option<u8>,
     /// Returns the item of a flow rule for [`Self::exact_item`]; `None`: no item matches headers of the kind.
     pub(crate) match_item: Option<fn(id: Option<u32>, payload: EtherType) -> Item>,
     /// Settings of the kind in a table `[[segment]]`.

@@ -28,7 +28,6 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: gre::length,
     plain: None,
-    entropy_at: Some(FLOW_ID),
     // The FlowID may have any value.
     match_item: Some(|id, payload| {
         let key = MaskedValue { value: u128::from(id.unwrap_or(0)) << 8, mask: 0xffff_ff00 };

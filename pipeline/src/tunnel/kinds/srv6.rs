@@ -31,7 +31,6 @@ pub static KIND: TunnelKind = TunnelKind {
     parse,
     length: |_| Some(0),
     plain: None,
-    entropy_at: None,
     match_item: None,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: Some(|options| Policy::decode(options).map(|policy| policy.sids())),

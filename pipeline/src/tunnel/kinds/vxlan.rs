@@ -25,7 +25,6 @@ pub static KIND: TunnelKind = TunnelKind {
     parse: |_, bytes| parse(bytes),
     length: |_| Some(vxlan::HEADER_LEN),
     plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
-    entropy_at: None,
     match_item: Some(|id, _| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
     settings: None,
     sids: None,

@@ -24,7 +24,6 @@ pub static KIND: TunnelKind = TunnelKind {
     length: |_| Some(HEADER_LEN),
     // Version 0, VNI and next protocol, no control packet; an Ethernet frame.
     plain: Some(PlainHeader { mask: 0x3d00_00ff_0000_0000, value: 0x0c00_0003_0000_0000 }),
-    entropy_at: None,
     match_item: Some(|id, payload| {
         let next = match payload {
             EtherType::IPV4 => NextProtocol::IPV4,
