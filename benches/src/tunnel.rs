@@ -7,11 +7,10 @@ use clap::ValueEnum;
 use wirepath::cli::Failure;
 use wirepath_pipeline::table::{FdbLimits, Key};
 use wirepath_pipeline::tunnel::tables::Destination;
-use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
+use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl, outer_headers};
 use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options};
 use wirepath_settings::Source;
-use wirepath_wire::build::{OuterChecksum, OuterConfig, OuterHeaders, PayloadType, Transport, VariableFields};
-use wirepath_wire::{IpProtocol, MacAddr, geneve, vxlan, vxlan_gpe};
+use wirepath_wire::MacAddr;
 
 use crate::measure::{self, Common, Figures, PacketLimit};
 
@@ -74,16 +73,6 @@ enum Kind {
     Ipip,
 }
 
-/// Tunnel of one segment as the configuration and the remotes have it.
-struct Tunnel {
-    /// Keys of the segment.
-    keys: String,
-    transport: Transport,
-    /// Header of the packets from remotes.
-    header: Vec<u8>,
-    variable: VariableFields,
-}
-
 impl Kind {
     /// Returns whether the tunnel carries IP packets, so that the gateway routes.
     fn is_routed(self) -> bool {
@@ -95,7 +84,8 @@ impl Kind {
         !matches!(self, Self::Gretap | Self::Gre | Self::Ipip)
     }
 
-    fn tunnel(self, id: u32) -> Tunnel {
+    /// Returns the keys of a segment with this identifier.
+    fn keys(self, id: u32) -> String {
         let name = match self {
             Self::Vxlan => "vxlan",
             Self::VxlanGpe | Self::VxlanGpeIp => "vxlan-gpe",
@@ -107,27 +97,7 @@ impl Kind {
         };
         let payload = if matches!(self, Self::VxlanGpeIp | Self::GeneveIp) { "payload = \"ip\"\n" } else { "" };
         let vni = if self.has_id() { format!("vni = {id}\n") } else { String::new() };
-        let udp = |dst_port| Transport::Udp { dst_port, checksum: OuterChecksum::Standard };
-        let gre = Transport::Protocol(IpProtocol::GRE);
-        let [_, high, middle, low] = id.to_be_bytes();
-        let (transport, header, payload_type) = match self {
-            Self::Vxlan => (udp(vxlan::PORT), vec![8, 0, 0, 0, high, middle, low, 0], None),
-            Self::VxlanGpe => (udp(vxlan_gpe::PORT), vec![0xc, 0, 0, 3, high, middle, low, 0], None),
-            Self::VxlanGpeIp => {
-                let payload = PayloadType::NextProtocol(3);
-                (udp(vxlan_gpe::PORT), vec![0xc, 0, 0, 0, high, middle, low, 0], Some(payload))
-            }
-            Self::Geneve => (udp(geneve::PORT), vec![0, 0, 0x65, 0x58, high, middle, low, 0], None),
-            Self::GeneveIp => {
-                (udp(geneve::PORT), vec![0, 0, 0, 0, high, middle, low, 0], Some(PayloadType::EtherType(2)))
-            }
-            Self::Gretap => (gre, vec![0, 0, 0x65, 0x58], None),
-            Self::Nvgre => (gre, vec![0x20, 0, 0x65, 0x58, high, middle, low, 0], None),
-            Self::Gre => (gre, vec![0, 0, 0, 0], Some(PayloadType::EtherType(2))),
-            Self::Ipip => (Transport::Protocol(IpProtocol::IPV4), Vec::new(), Some(PayloadType::IpProtocol)),
-        };
-        let variable = VariableFields { payload_type, ..VariableFields::default() };
-        Tunnel { keys: format!("kind = \"{name}\"\n{vni}{payload}"), transport, header, variable }
+        format!("kind = \"{name}\"\n{vni}{payload}")
     }
 }
 
@@ -213,7 +183,7 @@ fn configuration(arguments: &Arguments, underlay: &Underlay) -> (String, Vec<u32
             positions[pair as usize] = position;
             position += 1;
         }
-        let keys = arguments.kind.tunnel(FIRST_ID + segment).keys;
+        let keys = arguments.kind.keys(FIRST_ID + segment);
         let _ = write!(text, "[[segment]]\nname = \"s{segment}\"\n{keys}remotes = [{list}]\n");
         let vlan = if segments > 1 { format!(", vlan = {}", segment + 1) } else { String::new() };
         if arguments.kind.is_routed() {
@@ -254,21 +224,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let config = GatewayConfig::read(&document.settings(), &["local", "underlay"]).map_err(Failure::usage)?;
     let mut ports = measure::ports(&text)?;
 
+    // The headers of the packets from remotes. Routed kinds have one tunnel, that of the first segment.
     let tunnels = (0..positions.len() as u32).map(|pair| {
-        let tunnel = kind.tunnel(FIRST_ID + pair % segments);
-        OuterHeaders::new(&OuterConfig {
-            src_mac: REMOTE_MAC,
-            dst_mac: OUR_MAC,
-            tags: &[],
-            src: underlay.remote(pair % remotes),
-            dst: underlay.ours,
-            ttl: 64,
-            traffic_class: 0,
-            flow_label: 0,
-            transport: tunnel.transport,
-            tunnel_header: &tunnel.header,
-            variable: tunnel.variable,
-        })
+        let ends = (underlay.remote(pair % remotes), underlay.ours);
+        outer_headers(&config.underlay, &config.segments[(pair % segments) as usize], (REMOTE_MAC, OUR_MAC), ends)
     });
     let tunnels = tunnels.collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
     // Both directions, and several remotes or segments: frames from all hosts to all hosts, each of which has one
