@@ -36,8 +36,8 @@ pub struct NicTunnels {
     checked_at: u64,
     /// An egress rule that may match tunnel packets, as of the last check.
     watcher: Option<String>,
-    /// Time of the last [`report_nic_tunnels`] in nanoseconds.
-    reported_at: Option<u64>,
+    /// True if [`report_nic_tunnels`] has told the places since the last check.
+    reported: bool,
 }
 
 /// A tunnel that the NIC decapsulates.
@@ -63,8 +63,6 @@ struct Rejection {
 const CHECK_INTERVAL: u64 = 100_000_000;
 /// Nanoseconds between a rejection by the NIC and the next attempt.
 const RETRY_INTERVAL: u64 = 1_000_000_000;
-/// Nanoseconds between two reports of all tunnels. A listing has many pages.
-const REPORT_INTERVAL: u64 = 1_000_000_000;
 /// Time of the next attempt if the configuration prevents the offload, which never changes.
 const NEVER: u64 = u64::MAX;
 
@@ -78,7 +76,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     }
     offload.checked_at = now;
     // What follows may change the places of tunnels.
-    offload.reported_at = None;
+    offload.reported = false;
     let losses = rules.hardware().encap_losses();
     let lost = std::mem::replace(&mut offload.encap_losses, losses) != losses;
     // Egress rules see packets as they leave, so those packets must be encapsulated in software.
@@ -143,19 +141,18 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     gateway.publish_nic_tunnels();
 }
 
-/// Gives the gateway the place of each tunnel, before it lists its remotes.
+/// Gives the gateway the place of each tunnel, before it lists its remotes. A listing has many pages.
 pub fn report_nic_tunnels(
     reporting: &mut GatewayMonitor,
     rules: &RuleControl,
     table: &'static TableSpec,
-    plane: &ControlPlane,
+    _: &ControlPlane,
 ) {
     let GatewayMonitor { gateway, offload, .. } = reporting;
-    let now = plane.now();
-    if table.name != "remotes" || offload.reported_at.is_some_and(|at| now < at + REPORT_INTERVAL) {
+    if table.name != "remotes" || offload.reported {
         return;
     }
-    offload.reported_at = Some(now);
+    offload.reported = true;
     let port = PortId::new(gateway.config().underlay.port as u16);
     let of_tunnel = |(index, it): (&u32, &NicTunnel)| {
         let encap = match (&it.encap, &offload.watcher) {

@@ -140,6 +140,22 @@ impl Gateway {
         assert!(found, "the session with {remote} is not {state}: {session}");
         session
     }
+
+    /// The session with the first remote ends for want of packets, and no frame of `host` goes to the remote, which
+    /// `wire` belongs to. The second remote is not concerned.
+    #[track_caller]
+    fn assert_lost(&self, remote: &str, host: &Namespace, wire: &mut FramePort) {
+        let session = self.wait(remote, "down");
+        assert_eq!(session["diagnostic"], "control detection time expired");
+        assert_eq!((&session["carries"], &session["downs"]), (&0.into(), &1.into()));
+        wire.drain();
+        assert!(!pings(host, &remote_address(0), 56, 1), "no way leads to the remote");
+        assert!(pings(host, &remote_address(1), 56, 3), "the other remote is not concerned");
+        let tunnelled = wire.drain().into_iter().filter(|frame| {
+            wirepath_wire::parse(&frame.bytes).is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == VNI))
+        });
+        assert_eq!(tunnelled.count(), 0, "frames to a remote that is down");
+    }
 }
 
 fn is_missing(variant: Variant) -> bool {
@@ -213,16 +229,7 @@ fn follows_bfdd(variant: Variant, kind: &str, settings: &str) {
 
     // A dead bfdd takes the remote out, although the kernel's VXLAN device still works.
     frr.kill();
-    let session = gateway.wait(&local, "down");
-    assert_eq!(session["diagnostic"], "control detection time expired");
-    assert_eq!((&session["carries"], &session["downs"]), (&0.into(), &1.into()));
-    wire.drain();
-    assert!(!pings(host, &remote_address(0), 56, 1), "no way leads to the remote");
-    assert!(pings(host, &remote_address(1), 56, 3), "the other remote is not concerned");
-    let tunnelled = wire.drain().into_iter().filter(|frame| {
-        wirepath_wire::parse(&frame.bytes).is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == VNI))
-    });
-    assert_eq!(tunnelled.count(), 0, "frames to a remote that is down");
+    gateway.assert_lost(&local, host, &mut wire);
     frr.restart();
     gateway.wait(&local, "up");
     frr.wait("up");
@@ -444,16 +451,7 @@ emit(Ether(src=own, dst=gw)/L3(src=remote, dst=vtep, **hops(255))/UDP(sport=4920
     // A silent end takes the remote out, although the kernel's VXLAN device still works.
     let outcome = scapy.kill();
     assert_eq!(outcome.code, None, "it had ended by itself: {}{}", outcome.stdout, outcome.stderr);
-    let session = gateway.wait(&local, "down");
-    assert_eq!(session["diagnostic"], "control detection time expired");
-    assert_eq!((&session["carries"], &session["downs"]), (&0.into(), &1.into()));
-    wire.drain();
-    assert!(!pings(host, &remote_address(0), 56, 1), "no way leads to the remote");
-    assert!(pings(host, &remote_address(1), 56, 3), "the other remote is not concerned");
-    let tunnelled = wire.drain().into_iter().filter(|frame| {
-        wirepath_wire::parse(&frame.bytes).is_ok_and(|it| it.vni().is_some_and(|vni| vni.get() == VNI))
-    });
-    assert_eq!(tunnelled.count(), 0, "frames to a remote that is down");
+    gateway.assert_lost(&local, host, &mut wire);
     scapy = end();
     gateway.wait(&local, "up");
     world.wait_for(&mut gateway.program, host, &remote_address(0));
