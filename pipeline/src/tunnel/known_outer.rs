@@ -59,9 +59,9 @@ fn be16(h: &[u8; COMPARED], at: usize) -> usize {
     usize::from(h[at]) << 8 | usize::from(h[at + 1])
 }
 
-/// Returns whether outer headers can be known: IP without options or extensions, no fragment, and a tunnel whose packets
-/// do not need a check of their own. No padding follows the packet of `len` bytes. Its congestion mark is ECT(0) or
-/// none. These leave the inner mark unchanged; the others may change it (RFC 6040).
+/// Returns whether outer headers can be known: IP without options or extensions, no fragment, and a tunnel whose
+/// packets do not need a check of their own. No padding follows the packet of `len` bytes. Its congestion mark is
+/// ECT(0) or none. These leave the inner mark unchanged; the others may change it (RFC 6040).
 fn can_be_known(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> bool {
     let is_ipv6 = match EtherType(be16(h, 12) as u16) {
         EtherType::IPV4 if h[14] == 0x45 && be16(h, 20) & 0x3fff == 0 => false,
