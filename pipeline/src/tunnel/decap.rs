@@ -807,6 +807,10 @@ pub(super) fn check_datagram(packet: &Packet, layers: &HeaderOffsets) -> Result<
 
 /// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
 pub(super) fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
+    if let Some(bytes) = packet.data().get(start..end) {
+        let is_valid = pseudo.and(checksum::sum(bytes)).is_valid();
+        return if is_valid { Ok(()) } else { Err(DropReason::BadL4Checksum.into()) };
+    }
     let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
     let mut sum = pseudo;
     for segment in packet.segments() {

@@ -14,7 +14,8 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::superframe::{Cutter, has_tunnel, longest_frame};
 use wirepath_packet::{BATCH, Batch, Packet};
-use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, icmp_error, max_icmp_error_len};
+use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, ShortFields, icmp_error, max_icmp_error_len};
+use wirepath_wire::checksum::Sum;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr};
 
 use super::config::InnerVlans;
@@ -657,7 +658,7 @@ pub(super) fn encapsulate(
         packet.set_checksum_status(ChecksumStatus::NONE);
         return Ok(());
     }
-    encapsulate_slow(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
+    encapsulate_other(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
 }
 
 /// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it
@@ -675,10 +676,9 @@ pub(super) fn encapsulate_in_nic(packet: &mut Packet, numbers: NicNumbers, under
     true
 }
 
-/// Adds the outer headers of all forms, such as those with a congestion mark, a VLAN tag or IPv6. The class of `flow`
-/// has only the bits that are copied.
+/// Adds outer headers that are not plain. The class of `flow` has only the bits that are copied.
 #[inline(never)]
-fn encapsulate_slow(
+fn encapsulate_other(
     packet: &mut Packet,
     template: &OuterHeaders,
     underlay: &Underlay,
@@ -689,11 +689,36 @@ fn encapsulate_slow(
     if template.carries_packets() && !packet.trim_front(ETHERNET_LEN) {
         return Err(DropReason::TooShort);
     }
+    let carries_ipv6 = packet.data().first().is_some_and(|byte| byte >> 4 == 6);
+    if !template.is_short_with(flow.class) || packet.flags().contains(Flags::TX_SEGMENT) {
+        return encapsulate_slow(packet, template, underlay, flow, source_port, carries_ipv6, sequence);
+    }
+    let inner_sum = if template.needs_sum() { packet_checksum(packet) } else { Sum::ZERO };
+    let inner_len = packet.len() as u16;
+    let Some(room) = packet.prepend_slice(template.len()) else { return Err(DropReason::NoHeadroom) };
+    let fields = ShortFields { inner_len, source_port, entropy: flow.entropy, carries_ipv6, inner_sum };
+    template.emit_short(room, &fields).ok_or(DropReason::TooLong)?;
+    packet.set_out_port(underlay.port);
+    packet.set_checksum_status(ChecksumStatus::NONE);
+    Ok(())
+}
+
+/// Adds the outer headers of all forms, such as those with a congestion mark or a VLAN tag.
+#[inline(never)]
+fn encapsulate_slow(
+    packet: &mut Packet,
+    template: &OuterHeaders,
+    underlay: &Underlay,
+    flow: Flow,
+    source_port: u16,
+    carries_ipv6: bool,
+    sequence: &Option<Arc<AtomicU32>>,
+) -> Result<(), DropReason> {
     let mut patch = template.fields(packet.len(), source_port);
     // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
     patch.traffic_class |= flow.class;
     patch.entropy = flow.entropy;
-    patch.carries_ipv6 = packet.data().first().is_some_and(|byte| byte >> 4 == 6);
+    patch.carries_ipv6 = carries_ipv6;
     if let Some(sequence) = sequence {
         // Each number is used once. Packets of one worker leave in the order of their numbers.
         patch.sequence = sequence.fetch_add(1, Ordering::Relaxed);

@@ -26,6 +26,9 @@ pub(super) fn pop_vlan_tag(packet: &mut Packet) -> Option<u16> {
 
 /// Checksum over all segments of a packet.
 pub(super) fn packet_checksum(packet: &Packet) -> checksum::Sum {
+    if packet.data().len() == packet.len() {
+        return checksum::sum(packet.data());
+    }
     let mut at = 0;
     packet.segments().fold(checksum::Sum::ZERO, |sum, bytes| {
         let sum = sum.and_at(at, checksum::sum(bytes));

@@ -25,7 +25,7 @@ use super::tables::{Hop, Interface};
 use crate::Context;
 use crate::route::RouteView;
 use crate::table::{Key, NO_DESTINATION};
-use crate::tunnel::encap::{be64, encapsulate, encapsulate_in_nic};
+use crate::tunnel::encap::{be64, encapsulate, encapsulate_in_nic, quick_flow};
 use crate::tunnel::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use crate::tunnel::stage::{Flow, Scratch, StageState, View, adapt_to_attachment};
 use crate::tunnel::tables::{Attachment, Destination, NextHop, Remote, Remotes};
@@ -484,7 +484,8 @@ impl<'v> View<'v> {
                 Exit::Attachment(attachment) if attachment.vlan.is_none() => packet.set_out_port(attachment.port),
                 Exit::Attachment(attachment) => _ = adapt_to_attachment(packet, attachment),
                 Exit::Remote(remote, template) => {
-                    let flow = Flow::from_frame(packet.data(), len, parser);
+                    let flow = quick_flow(packet.data());
+                    let flow = flow.unwrap_or_else(|| Flow::from_frame(packet.data(), len, parser));
                     match remote.next_hop {
                         NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, numbers, &layout.underlay, flow) => {
                             if let Some(c) = layout.counters(leg.segment, worker) {

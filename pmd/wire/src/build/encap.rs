@@ -6,6 +6,7 @@
 use core::fmt;
 use core::net::IpAddr;
 
+use super::short::ShortForm;
 use crate::checksum::{self, Sum};
 use crate::ethernet::{EtherType, MacAddr};
 use crate::field::put;
@@ -194,7 +195,7 @@ pub struct EncapFields {
 
 /// IP version of outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+pub(super) enum Version {
     /// No IP header, such as labels directly after Ethernet.
     None,
     V4,
@@ -202,17 +203,26 @@ enum Version {
 }
 
 /// Template of the outer headers to one remote.
+///
+/// The headers come last, so that those of usual length share few cache lines with the fields.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct OuterHeaders {
-    /// Lengths, checksums and the UDP source port are zero.
-    bytes: [u8; MAX_ENCAP_LEN],
+    /// Sum of addresses, protocol, destination port and tunnel header.
+    udp_sum: Sum,
+    pub(super) short: ShortForm,
+    /// Sum of the IPv4 header without its length, folded, in the machine's byte order.
+    ip_sum: u16,
+    /// UDP source port; 0: it differs between packets.
+    source_port: u16,
+    variable: VariableFields,
     len: u8,
     /// Offset of the IP header.
     l3: u8,
     /// Offset of what follows the IP header.
-    l4: u8,
-    version: Version,
-    udp: bool,
+    pub(super) l4: u8,
+    pub(super) version: Version,
+    pub(super) udp: bool,
     /// 0 if [`OuterHeaders::emit_plain`] can write the headers, else 0xff.
     not_plain: u8,
     traffic_class: u8,
@@ -220,13 +230,8 @@ pub struct OuterHeaders {
     needs_sum: bool,
     /// True if `variable` names a field.
     varies: bool,
-    variable: VariableFields,
-    /// Sum of the IPv4 header without its length, folded, in the machine's byte order.
-    ip_sum: u16,
-    /// UDP source port; 0: it differs between packets.
-    source_port: u16,
-    /// Sum of addresses, protocol, destination port and tunnel header.
-    udp_sum: Sum,
+    /// Lengths, checksums and the UDP source port are zero.
+    pub(super) bytes: [u8; MAX_ENCAP_LEN],
 }
 
 impl OuterHeaders {
@@ -295,7 +300,8 @@ impl OuterHeaders {
             return self;
         }
         let needs_sum = self.needs_sum || variable.checksum.is_some();
-        Self { variable, varies: true, not_plain: 0xff, needs_sum, ..self }
+        let headers = Self { variable, varies: true, not_plain: 0xff, needs_sum, ..self };
+        Self { short: ShortForm::of(&headers), ..headers }
     }
 
     /// Builds the template of a VXLAN tunnel (RFC 7348).
@@ -344,6 +350,7 @@ impl OuterHeaders {
             ip_sum: 0,
             source_port: 0,
             udp_sum: Sum::ZERO,
+            short: ShortForm::NONE,
         };
         let (head, rest) = out.bytes.get_mut(..headers.len())?.split_at_mut_checked(l4)?;
         let ip = head.get_mut(l3..)?;
@@ -382,6 +389,7 @@ impl OuterHeaders {
             && (l3, l4, headers.len()) == (ethernet::HEADER_LEN, ethernet::HEADER_LEN + ipv4::HEADER_LEN, PLAIN_LEN)
             && !out.needs_sum;
         out.not_plain = if plain { 0 } else { 0xff };
+        out.short = ShortForm::of(&out);
         Some(out)
     }
 
@@ -592,7 +600,7 @@ impl OuterHeaders {
     }
 
     /// Returns the offset of the tunnel header.
-    fn tunnel(&self) -> usize {
+    pub(super) fn tunnel(&self) -> usize {
         usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 }
     }
 
@@ -639,7 +647,7 @@ impl OuterHeaders {
     }
 
     #[inline(never)]
-    fn udp_checksum(&self, len: u16, source_port: u16, inner: Sum) -> u16 {
+    pub(super) fn udp_checksum(&self, len: u16, source_port: u16, inner: Sum) -> u16 {
         // The length counts twice: in the pseudo header and in the UDP header.
         self.udp_sum.word(len).word(len).word(source_port).and(inner).udp_checksum()
     }
@@ -654,12 +662,12 @@ impl OuterHeaders {
 }
 
 /// Returns the EtherType of the inner packet.
-fn payload_ethertype(carries_ipv6: bool) -> EtherType {
+pub(super) fn payload_ethertype(carries_ipv6: bool) -> EtherType {
     if carries_ipv6 { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
 /// Returns the protocol of the inner packet in VXLAN-GPE.
-fn next_protocol(carries_ipv6: bool) -> vxlan_gpe::NextProtocol {
+pub(super) fn next_protocol(carries_ipv6: bool) -> vxlan_gpe::NextProtocol {
     if carries_ipv6 { vxlan_gpe::NextProtocol::IPV6 } else { vxlan_gpe::NextProtocol::IPV4 }
 }
 

@@ -6,6 +6,7 @@
 mod encap;
 mod icmp;
 mod neighbour;
+mod short;
 
 pub use encap::{
     EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN, PayloadType,
@@ -15,3 +16,4 @@ pub use icmp::{IcmpError, NoReply, echo_reply, icmp_error, max_icmp_error_len};
 pub use neighbour::{
     ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,
 };
+pub use short::ShortFields;

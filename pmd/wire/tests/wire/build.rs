@@ -4,7 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::SlicedPacket;
 use proptest::prelude::*;
-use wirepath_wire::build::{self, EncapError, IcmpError, NoReply, OuterChecksum, OuterHeaders, PLAIN_LEN, VxlanConfig};
+use wirepath_wire::build::{
+    self, EncapError, EncapFields, IcmpError, NoReply, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN,
+    PayloadType, ShortFields, Transport, VariableFields, VxlanConfig,
+};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{
@@ -498,5 +501,74 @@ proptest! {
         encap.emit_plain(&mut plain, inner_len as u16, port);
         encap.emit(&mut long, &encap.fields(inner_len, port)).unwrap();
         prop_assert_eq!(plain, long);
+    }
+    /// The short form has the same bytes as the general one, for all transports, lengths and types of payloads.
+    #[test]
+    fn short_headers_are_the_same(
+        bits in any::<[bool; 6]>(), checksum in 0usize..3, transport in 0..4, tunnel_len in 0usize..=48, type_at in 0u8..4,
+        inner in proptest::collection::vec(any::<u8>(), 1..=200), port: u16, entropy: u32, numbers in any::<[u8; 4]>(),
+    ) {
+        let [v6, carries_packets, carries_ipv6, flow_id, flow_label, has_tag] = bits;
+        let [ttl, class, a, b] = numbers;
+        let address = |last: u8| -> std::net::IpAddr {
+            if v6 { [0xfd00, 0, 0, 0, 0, 0, a.into(), last.into()].into() } else { [10, a, b, last].into() }
+        };
+        let checksum =
+            [OuterChecksum::Standard, OuterChecksum::Always, OuterChecksum::Zero][checksum];
+        let mut header: Vec<u8> = (0..tunnel_len as u8).map(|i| i.wrapping_mul(a) ^ b).collect();
+        let fits = |at: u8, n: usize| usize::from(at) + n <= tunnel_len;
+        let kinds = [
+            Some(PayloadType::IpProtocol),
+            fits(2, 2).then_some(PayloadType::EtherType(2)),
+            fits(type_at | 1, 1).then_some(PayloadType::NextProtocol(type_at | 1)),
+            fits(type_at & !1, 2).then_some(PayloadType::NextHeader(type_at & !1)),
+        ];
+        let is_udp = transport < 2;
+        let payload_type = kinds[usize::from(type_at)]
+            .filter(|kind| carries_packets && !(is_udp && matches!(kind, PayloadType::IpProtocol | PayloadType::NextHeader(_))));
+        match payload_type {
+            Some(PayloadType::EtherType(at)) => header[usize::from(at)..][..2].fill(0),
+            Some(PayloadType::NextProtocol(at) | PayloadType::NextHeader(at)) => header[usize::from(at)] = 0,
+            _ => {}
+        }
+        // The byte of entropy is not covered by a UDP checksum.
+        let flow_id = (flow_id && !is_udp && tunnel_len >= 8).then_some(7);
+        if flow_id.is_some() {
+            header[7] = 0;
+        }
+        let transport = match is_udp {
+            true => Transport::Udp { dst_port: port ^ 0x55, checksum },
+            false => Transport::Protocol(wirepath_wire::IpProtocol(if transport == 2 { 47 } else { 4 })),
+        };
+        let tag = [wirepath_wire::Tag::new(5)];
+        let encap = OuterHeaders::new(&OuterConfig {
+            src_mac: MacAddr([2, 0, 0, 0, 0, a]),
+            dst_mac: MacAddr([2, 0, 0, 0, 1, b]),
+            tags: if has_tag && a > 200 { &tag } else { &[] },
+            src: address(1),
+            dst: address(2),
+            ttl,
+            traffic_class: class,
+            flow_label: 0,
+            transport,
+            tunnel_header: &header,
+            variable: VariableFields { flow_id, flow_label, payload_type, ..VariableFields::default() },
+        });
+        let encap = encap.unwrap();
+        let has_tag = has_tag && a > 200;
+        prop_assert_eq!(encap.is_short_with(0), !has_tag && encap.len() <= 96);
+        prop_assert!(!encap.is_short_with(1));
+        if encap.is_short_with(0) {
+            let inner_sum = wirepath_wire::checksum::sum(&inner);
+            let (mut short, mut long) = (vec![0xa5; encap.len()], vec![0xa5; encap.len()]);
+            let inner_len = inner.len() as u16;
+            let fields = ShortFields { inner_len, source_port: port, entropy, carries_ipv6, inner_sum };
+            prop_assert!(encap.emit_short(&mut short, &fields).is_some());
+            let mut other = vec![0; encap.len() + 1];
+            prop_assert!(encap.emit_short(&mut other, &fields).is_none());
+            let fields = EncapFields { entropy, carries_ipv6, inner_sum, ..encap.fields(inner.len(), port) };
+            encap.emit(&mut long, &fields).unwrap();
+            prop_assert_eq!(short, long);
+        }
     }
 }
