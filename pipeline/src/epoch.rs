@@ -152,6 +152,7 @@ pub struct Reader {
 pub struct Guard<'r> {
     domain: &'r Domain,
     quiescent_count: u64,
+    epoch: u64,
     _reader: PhantomData<&'r Reader>,
 }
 
@@ -160,6 +161,13 @@ impl<'r> Guard<'r> {
     #[inline(always)]
     pub(crate) fn quiescent_count(self) -> u64 {
         self.quiescent_count
+    }
+
+    /// Returns the epoch that the reader announced last. While it stays the same, no value that the reader saw at this
+    /// epoch is freed, so an equal address is the same value.
+    #[inline(always)]
+    pub(crate) fn epoch(self) -> u64 {
+        self.epoch
     }
 
     /// Checks that the guard protects what is retired in `domain`.
@@ -177,7 +185,12 @@ impl Reader {
     /// `&mut self`.
     #[inline(always)]
     pub fn guard(&self) -> Guard<'_> {
-        Guard { domain: &self.domain, quiescent_count: self.quiescent_count, _reader: PhantomData }
+        Guard {
+            domain: &self.domain,
+            quiescent_count: self.quiescent_count,
+            epoch: self.announced_epoch,
+            _reader: PhantomData,
+        }
     }
 
     /// Announces that this thread holds no reference now.

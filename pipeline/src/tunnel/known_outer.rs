@@ -1,8 +1,8 @@
 //! Received tunnel packets of all kinds and IP versions, a batch at a time.
 //!
 //! [`View::decapsulate`] itself takes the plain packets of one kind over IPv4. Other packets come here. The slow path
-//! reads the first packet of each tunnel in a batch. Those behind it have the same outer headers, so that only the
-//! fields are checked that differ between packets: lengths, checksums and entropy.
+//! reads the first packet of each tunnel. Those behind it have the same outer headers, so that only the fields are
+//! checked that differ between packets: lengths, checksums and entropy. A change of the tables ends this knowledge.
 
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
@@ -17,13 +17,15 @@ use super::headers::ETHERNET_LEN;
 use super::kinds::Payload;
 use super::mss::find_handshakes;
 use super::stage::{StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Attachment, Destination, Remotes, Underlay};
+use super::tables::{Attachment, Destination, Layout, Remotes, Underlay};
 use crate::Context;
 use crate::table::{Entry, Key, NO_DESTINATION};
 
 /// Bytes that are compared: outer headers and the first ones behind them.
 const COMPARED: usize = 72;
 const WORDS: usize = COMPARED / 8;
+/// Words that hold the outer headers of most tunnels over IPv4.
+const SHORT_WORDS: usize = 6;
 /// Tunnels of a batch that are kept at the same time.
 const TUNNELS: usize = 8;
 /// Packets of a batch whose headers may be read to know a tunnel. If that fails, the slow path reads them again.
@@ -33,6 +35,7 @@ const L4_OF_IPV4: usize = ETHERNET_LEN + ipv4::HEADER_LEN;
 const L4_OF_IPV6: usize = ETHERNET_LEN + ipv6::HEADER_LEN;
 
 /// Outer headers that the slow path has accepted.
+#[derive(Debug)]
 pub(super) struct KnownOuter {
     /// The headers, with zeros where packets of the tunnel differ.
     words: [u64; WORDS],
@@ -51,6 +54,31 @@ pub(super) struct KnownOuter {
     version: u8,
     remote: u32,
     segment: u16,
+}
+
+/// Tunnels whose outer headers a worker knows, for as long as the tables stay the same.
+#[derive(Debug)]
+pub(super) struct KnownTunnels {
+    /// Addresses of the tables from which they are known, and the worker's epoch.
+    valid_for: (usize, usize, u64),
+    tunnels: [Option<KnownOuter>; TUNNELS],
+}
+
+impl Default for KnownTunnels {
+    fn default() -> Self {
+        Self { valid_for: (0, 0, 0), tunnels: [const { None }; TUNNELS] }
+    }
+}
+
+impl KnownTunnels {
+    /// Forgets all tunnels if a table was replaced.
+    #[inline(always)]
+    fn renew(&mut self, layout: &Layout, remotes: &Remotes, epoch: u64) {
+        let current = (std::ptr::from_ref(layout).addr(), std::ptr::from_ref(remotes).addr(), epoch);
+        if self.valid_for != current {
+            *self = Self { valid_for: current, ..Self::default() };
+        }
+    }
 }
 
 /// Reads two bytes in network order.
@@ -151,8 +179,16 @@ impl KnownOuter {
     /// Returns whether headers are equal to those of the tunnel.
     #[inline(always)]
     fn has_same(&self, h: &[u8; COMPARED]) -> bool {
-        let compared = words(h).into_iter().zip(self.words).zip(self.mask);
-        compared.fold(0, |wrong, ((word, own), mask)| wrong | (word & mask) ^ own) == 0
+        let (words, mut wrong) = (words(h), 0);
+        for i in 0..SHORT_WORDS {
+            wrong |= (words[i] & self.mask[i]) ^ self.words[i];
+        }
+        if self.inner > SHORT_WORDS * 8 {
+            for i in SHORT_WORDS..WORDS {
+                wrong |= (words[i] & self.mask[i]) ^ self.words[i];
+            }
+        }
+        wrong == 0
     }
 
     /// Returns whether the slow path would accept a packet whose headers are equal.
@@ -197,7 +233,10 @@ impl View<'_> {
         wanted: u64,
     ) -> Marks {
         let (fdb, second) = (self.fdb.table(context.guard()), context.seconds());
-        let mut tunnels: [Option<KnownOuter>; TUNNELS] = [const { None }; TUNNELS];
+        // The state keeps them between batches. It is lent to functions below, so they are taken out meanwhile.
+        let mut known_tunnels = state.known_tunnels.take().unwrap_or_default();
+        known_tunnels.renew(self.layout, remotes, context.guard().epoch());
+        let tunnels = &mut known_tunnels.tunnels;
         let (mut frames, mut routed, mut plain) = (0u64, 0u64, 0u64);
         let (mut read, mut new_sources) = (0, 0);
         let mut last = (state.source.key, state.source.destination);
@@ -273,6 +312,7 @@ impl View<'_> {
             plain |= 1 << i;
         }
         received.end(count_received);
+        state.known_tunnels = Some(known_tunnels);
         let stripped = frames | routed;
         if stripped == 0 {
             return Marks::default();

@@ -16,6 +16,7 @@ use wirepath_wire::{EtherType, Parser, Tag, Tunnels, vlan};
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
 use super::headers::VLAN_TAG_LEN;
+use super::known_outer::KnownTunnels;
 use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::reassembly::EXPIRY_INTERVAL;
@@ -162,6 +163,7 @@ pub(super) struct StageState {
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
+    pub(super) known_tunnels: Option<Box<KnownTunnels>>,
     /// Fragments of tunnel packets that wait for others.
     pub(super) reassembler: Box<Reassembler>,
 }
@@ -247,6 +249,7 @@ impl Gateway {
                 remotes: [0; BATCH],
                 router: RouteScratch::default(),
             }),
+            known_tunnels: Some(Box::default()),
             reassembler: Box::default(),
         };
         Self { tables, state }
