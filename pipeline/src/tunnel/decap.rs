@@ -24,7 +24,7 @@ use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Attachment, Destination, Remotes, Underlay};
+use super::tables::{Attachment, Destination, Remotes, Source, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
 use crate::table::{Entry, Key, NO_DESTINATION};
@@ -238,6 +238,17 @@ impl From<DropReason> for Rejection {
     }
 }
 
+/// Prefetches the places of the remotes from which plain packets over IPv4 come.
+#[inline(never)]
+fn prefetch_sources(remotes: &Remotes, packets: &[Packet], kind: u8) {
+    for packet in packets {
+        let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
+        let (addresses, tunnel) = (be64(quick, 26), be64(quick, 42));
+        let (vni, source) = (tunnel as u32 >> 8, Ipv4Addr::from_bits((addresses >> 32) as u32));
+        remotes.prefetch_source(TunnelId { kind, id: Some(vni), sid: None }, source.into());
+    }
+}
+
 impl View<'_> {
     /// Processes a batch received by the underlay port.
     #[inline(always)]
@@ -260,6 +271,9 @@ impl View<'_> {
             return self.decapsulate_others(state, context, batch, all, all);
         }
         let ours = LocalEndpoint::new(underlay);
+        if remotes.are_many() {
+            prefetch_sources(remotes, batch.as_slice(), ours.kind);
+        }
 
         let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow, mut other) = (0, 0u64, 0u64);
@@ -284,10 +298,7 @@ impl View<'_> {
                     if (vni, source) != (tunnel.0, tunnel.1) {
                         let id = TunnelId { kind: ours.kind, id: Some(vni), sid: None };
                         let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
-                        let Some(remote) = found else { break 'fast false };
-                        let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else {
-                            break 'fast false;
-                        };
+                        let Some(Source { remote, segment }) = found else { break 'fast false };
                         tunnel = (vni, source, remote, segment);
                     }
                     outer = LastOuter::new(words, quick);
@@ -345,10 +356,9 @@ impl View<'_> {
         }
 
         let packets = batch.as_mut_slice();
-        let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);
         // Frames decapsulated here go to an attachment of the same segment, so one tally serves both
         // counters.
-        let mut tally = Tally::new(segment);
+        let mut tally = Tally::new(tunnel.3);
         let (layout, worker) = (self.layout, state.worker);
         let count = |segment: u16, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
@@ -632,9 +642,9 @@ impl View<'_> {
             check_sum(packet, found.start, end, checksum::Sum::ZERO)?;
         }
         // Segments without identifier are distinguished by their remotes, those with SIDs by the destination.
-        let remote = remotes.find_source(id, src);
-        let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
-        let Some(segment) = of_remote.or_else(|| self.layout.segment_of(id)) else {
+        let source = remotes.find_source(id, src);
+        let remote = source.map(|source| source.remote);
+        let Some(segment) = source.map(|source| source.segment).or_else(|| self.layout.segment_of(id)) else {
             return Err(Unread::NoSegment((id, (inner, end)), (src, dst)));
         };
         let carried = self.layout.segments.get(usize::from(segment)).map(|segment| segment.payload);

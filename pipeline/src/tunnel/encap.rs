@@ -236,6 +236,9 @@ impl View<'_> {
             }
         };
         let special = slow;
+        if remotes.are_many() {
+            prefetch_remotes(fdb, remotes, &keys[..packets.len()], hashes);
+        }
         // Frames in a row often go to one remote.
         let mut last: (u32, Option<&Remote>) = (NO_DESTINATION, None);
         let prepared = keys.iter().zip(&*hashes).zip(&*flows);
@@ -332,7 +335,7 @@ impl View<'_> {
         second: u32,
     ) -> Option<(Key, u32)> {
         let here = here.pack();
-        let learns = self.layout.segments.get(usize::from(source.segment())).is_some_and(|s| s.learning);
+        let learns = || self.layout.segments.get(usize::from(source.segment())).is_some_and(|s| s.learning);
         match entry {
             Some(entry) if entry.destination() == here => {
                 entry.touch(second);
@@ -340,7 +343,7 @@ impl View<'_> {
             }
             // A static entry never changes.
             Some(entry) if entry.seen() == u32::MAX => {}
-            _ if learns && source.is_unicast() => context.learn(source, here),
+            _ if learns() && source.is_unicast() => context.learn(source, here),
             _ => {}
         }
         None
@@ -583,6 +586,14 @@ impl View<'_> {
         message.truncate(len);
         message.set_in_port(packet.in_port());
         Some(message)
+    }
+}
+
+/// Prefetches the remotes of prepared destinations.
+#[inline(never)]
+fn prefetch_remotes(fdb: &HashTable, remotes: &Remotes, keys: &[Key], hashes: &[u32]) {
+    for (key, hash) in keys.iter().zip(hashes) {
+        remotes.prefetch(fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination));
     }
 }
 

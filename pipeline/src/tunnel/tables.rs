@@ -335,6 +335,8 @@ pub struct Layout {
     pub(super) inspects: bool,
     /// True if a segment lowers the MSS of TCP connections.
     pub(super) clamps_mss: bool,
+    /// Counters of each segment, in one place, because those of many segments are read in turn.
+    counters: Vec<Arc<[SegmentCounters]>>,
     /// Number of workers.
     workers: usize,
     /// Role of each port.
@@ -366,6 +368,7 @@ impl Layout {
             watches_neighbours: false,
             inspects: false,
             clamps_mss: false,
+            counters: Vec::new(),
             workers: 1,
             roles: Vec::new(),
             vnis: HashMap::new(),
@@ -453,6 +456,7 @@ impl Layout {
                 vnis.insert(id, place.index);
             }
         }
+        self.counters = segments.iter().map(|segment| Arc::clone(&segment.counters)).collect();
         for removed in removed {
             if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
@@ -470,16 +474,16 @@ impl Layout {
     /// Returns the counters of a segment that the thread with this index writes.
     #[inline(always)]
     pub fn counters(&self, segment: u16, thread: usize) -> Option<&SegmentCounters> {
-        self.segments.get(usize::from(segment))?.counters.get(thread)
+        self.counters.get(usize::from(segment))?.get(thread)
     }
 
     /// Counts packets that a thread sends into the tunnels of a segment. `bytes` includes the Ethernet headers of the
     /// router's packets, which layer-3 tunnels do not carry.
     #[inline(always)]
     pub(super) fn count_overlay_tx(&self, segment: u16, thread: usize, packets: usize, bytes: usize) {
-        let Some(segment) = self.segments.get(usize::from(segment)) else { return };
-        let removed = if segment.is_routed_tunnel() { packets * ETHERNET_LEN } else { 0 };
-        if let Some(counters) = segment.counters.get(thread) {
+        let is_routed = self.segments.get(usize::from(segment)).is_some_and(Segment::is_routed_tunnel);
+        let removed = if is_routed { packets * ETHERNET_LEN } else { 0 };
+        if let Some(counters) = self.counters(segment, thread) {
             counters.overlay_tx.add(packets, bytes.saturating_sub(removed));
         }
     }
@@ -599,21 +603,29 @@ impl NicNumbers {
 }
 
 /// A remote VTEP of a segment.
+///
+/// The fields that a worker reads for each frame come first, so that they lie in few cache lines.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Remote {
-    /// Address of the remote; the unspecified address if the index is free.
-    pub address: IpAddr,
-    /// Index of the segment.
-    pub segment: u16,
     /// Maximum length of an inner frame in bytes, whose tunnel packet the path takes.
     pub max_frame: usize,
-    /// Maximum length of an inner frame whose tunnel packet is sent as fragments; 0 if the segment sends none.
-    pub max_fragmented: usize,
-    /// State of the next hop.
-    pub next_hop: NextHop,
     /// Next sequence number in tunnel headers, if they have one. All workers take their numbers from it.
     pub sequence: Option<Arc<AtomicU32>>,
+    /// Index of the segment.
+    pub segment: u16,
+    /// State of the next hop.
+    pub next_hop: NextHop,
+    /// Maximum length of an inner frame whose tunnel packet is sent as fragments; 0 if the segment sends none.
+    pub max_fragmented: usize,
+    /// Address of the remote; the unspecified address if the index is free.
+    pub address: IpAddr,
 }
+
+/// Part of a [`Remote`] that a worker reads for a frame with usual outer headers, bytes.
+const REMOTE_HEAD: usize = 160;
+/// A gateway with more remotes prefetches those of a batch, because they do not stay in the first caches.
+const MANY_REMOTES: usize = 128;
 
 impl Remote {
     /// Creates a remote whose next hop is not resolved. `config` has the settings of its segment.
@@ -639,7 +651,7 @@ pub struct Remotes {
     /// Remotes by identifier of the segment and address.
     sources: RemoteMap,
     /// Remotes of the segments with SIDs, by SID and address.
-    sources_by_sid: HashMap<(Ipv6Addr, IpAddr), u32>,
+    sources_by_sid: HashMap<(Ipv6Addr, IpAddr), Source>,
 }
 
 impl Remotes {
@@ -652,18 +664,45 @@ impl Remotes {
         }
     }
 
+    /// Returns whether there are so many remotes that it pays to prefetch them.
+    #[inline(always)]
+    pub(super) fn are_many(&self) -> bool {
+        self.list.len() > MANY_REMOTES
+    }
+
+    /// Prefetches what a worker reads of the remote of a packed [`Destination`].
+    #[inline(always)]
+    pub(super) fn prefetch(&self, destination: u32) {
+        let Some(remote) = self.of_destination(destination) else { return };
+        let start = std::ptr::from_ref(remote).cast::<u8>();
+        for at in (0..REMOTE_HEAD).step_by(64) {
+            crate::table::prefetch_at(start.wrapping_add(at));
+        }
+    }
+
+    /// Prefetches what [`Self::find_source`] reads, for a segment without SID.
+    #[inline(always)]
+    pub(super) fn prefetch_source(&self, id: TunnelId, address: IpAddr) {
+        let (key, bits) = RemoteMap::key(id, address);
+        let slots = &self.sources.slots;
+        crate::table::prefetch_at(slots.as_ptr().wrapping_add(RemoteMap::hash(key, bits) & (slots.len().max(1) - 1)));
+    }
+
     /// Creates the remotes from a list. `id` returns the identifier of a segment in tunnel headers.
     pub fn new(list: Vec<Remote>, id: impl Fn(u16) -> TunnelId) -> Self {
-        let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address)));
+        let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address, remote.segment)));
         let used = (0..).zip(&list).filter(|(_, remote)| !remote.address.is_unspecified());
-        let by_sid = |(index, remote): (u32, &Remote)| Some(((id(remote.segment).sid?, remote.address), index));
+        let by_sid = |(index, remote): (u32, &Remote)| {
+            let found = Source { remote: index, segment: remote.segment };
+            Some(((id(remote.segment).sid?, remote.address), found))
+        };
         let sources_by_sid = used.filter_map(by_sid).collect();
         Self { list, decapsulated_by_nic: false, sources, sources_by_sid }
     }
 
-    /// Returns the index of the remote with this segment and outer source address.
+    /// Returns the remote with this segment and outer source address.
     #[inline(always)]
-    pub fn find_source(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
+    pub(super) fn find_source(&self, id: TunnelId, address: IpAddr) -> Option<Source> {
         match id.sid {
             None => self.sources.find(id, address),
             Some(sid) => self.sources_by_sid.get(&(sid, address)).copied(),
@@ -674,16 +713,25 @@ impl Remotes {
 /// Maps the identifier of a segment and an address to a remote, with open addressing and at most half full.
 #[derive(Clone, Debug, Default)]
 struct RemoteMap {
-    /// Identifier with kind and address family, address, and index of the remote. The first is `u64::MAX` in a free
-    /// slot.
-    slots: Vec<(u64, u128, u32)>,
+    /// Identifier with kind and address family, address, and the remote. The first is `u64::MAX` in a free slot.
+    slots: Vec<(u64, u128, Source)>,
+}
+
+/// What the source of a tunnel packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    /// Index of the remote.
+    pub(super) remote: u32,
+    /// Index of its segment.
+    pub(super) segment: u16,
 }
 
 impl RemoteMap {
-    fn new(remotes: impl ExactSizeIterator<Item = (TunnelId, IpAddr)>) -> Self {
-        let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
+    fn new(remotes: impl ExactSizeIterator<Item = (TunnelId, IpAddr, u16)>) -> Self {
+        let mut slots =
+            vec![(u64::MAX, 0, Source { remote: 0, segment: 0 }); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
-        for (index, (id, address)) in remotes.enumerate() {
+        for (index, (id, address, segment)) in remotes.enumerate() {
             // Those of segments with SIDs have a map of their own.
             if address.is_unspecified() || id.sid.is_some() {
                 continue;
@@ -693,7 +741,7 @@ impl RemoteMap {
             while slots[at].0 != u64::MAX {
                 at = (at + 1) & mask;
             }
-            slots[at] = (key, bits, index as u32);
+            slots[at] = (key, bits, Source { remote: index as u32, segment });
         }
         Self { slots }
     }
@@ -715,7 +763,7 @@ impl RemoteMap {
     }
 
     #[inline(always)]
-    fn find(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
+    fn find(&self, id: TunnelId, address: IpAddr) -> Option<Source> {
         let (key, bits) = Self::key(id, address);
         let mask = self.slots.len().checked_sub(1)?;
         let mut at = Self::hash(key, bits) & mask;
@@ -770,7 +818,8 @@ mod tests {
         list.extend([remote(3, "fd00::1"), remote(4, "fd00::1"), remote(4, "fd00::2")]);
         let remotes = Remotes::new(list.clone(), id);
         for (i, r) in list.iter().enumerate() {
-            assert_eq!(remotes.find_source(id(r.segment), r.address), Some(i as u32));
+            let expected = Source { remote: i as u32, segment: r.segment };
+            assert_eq!(remotes.find_source(id(r.segment), r.address), Some(expected));
             assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99), sid: None }, r.address), None);
             assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0), sid: None }, r.address), None);
             assert_eq!(remotes.find_source(TunnelId { kind: 0, id: None, sid: sid(9) }, r.address), None);
