@@ -55,6 +55,8 @@ pub(crate) struct Arguments {
 enum Kind {
     /// VXLAN (RFC 7348)
     Vxlan,
+    /// VXLAN behind a router, which rewrites the frames (RFC 9135)
+    VxlanRouted,
     /// VXLAN-GPE with Ethernet frames
     VxlanGpe,
     /// VXLAN-GPE with IP packets
@@ -76,7 +78,7 @@ enum Kind {
 impl Kind {
     /// Returns whether the tunnel carries IP packets, so that the gateway routes.
     fn is_routed(self) -> bool {
-        matches!(self, Self::VxlanGpeIp | Self::GeneveIp | Self::Gre | Self::Ipip)
+        matches!(self, Self::VxlanRouted | Self::VxlanGpeIp | Self::GeneveIp | Self::Gre | Self::Ipip)
     }
 
     /// Returns whether tunnel headers name a segment.
@@ -87,7 +89,7 @@ impl Kind {
     /// Returns the keys of a segment with this identifier.
     fn keys(self, id: u32) -> String {
         let name = match self {
-            Self::Vxlan => "vxlan",
+            Self::Vxlan | Self::VxlanRouted => "vxlan",
             Self::VxlanGpe | Self::VxlanGpeIp => "vxlan-gpe",
             Self::Geneve | Self::GeneveIp => "geneve",
             Self::Gretap => "gretap",
@@ -120,6 +122,8 @@ const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x99]);
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// The gateway's address in the segment of local hosts, for tunnels that carry IP packets.
 const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+/// The gateway's address as a router behind VXLAN.
+const TUNNEL_ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 3]);
 /// First segment identifier.
 const FIRST_ID: u32 = 10;
 
@@ -187,15 +191,22 @@ fn configuration(arguments: &Arguments, underlay: &Underlay) -> (String, Vec<u32
         let _ = write!(text, "[[segment]]\nname = \"s{segment}\"\n{keys}remotes = [{list}]\n");
         let vlan = if segments > 1 { format!(", vlan = {}", segment + 1) } else { String::new() };
         if arguments.kind.is_routed() {
+            let (router_mac, next_hop) = if arguments.kind == Kind::VxlanRouted {
+                let (remote, mac) = (underlay.remote(0), DISTANT);
+                let next_hop = format!("segment = \"s0\", remote = \"{remote}\", mac = \"{mac}\"");
+                (format!("vrf = \"default\"\nrouter_mac = \"{TUNNEL_ROUTER}\"\n"), next_hop)
+            } else {
+                ("addresses = [\"10.255.0.1/24\"]\n".into(), "segment = \"s0\"".into())
+            };
             let _ = write!(
                 text,
-                "addresses = [\"10.255.0.1/24\"]\n[[segment]]\nname = \"local\"\nageing = 0\n\
+                "{router_mac}[[segment]]\nname = \"local\"\nageing = 0\n\
                  router_mac = \"{ROUTER}\"\naddresses = [\"192.168.1.254/24\"]\n\
                  ports = [{{ port = \"local\"{vlan} }}]\n[[vrf]]\nname = \"default\"\n\
                  routes = [{{ to = \"0.0.0.0/0\", {} }}]\n",
                 match arguments.direction {
-                    Direction::Decap => "via = [\"192.168.1.2\"]",
-                    _ => "next_hops = [{ segment = \"s0\" }]",
+                    Direction::Decap => "via = [\"192.168.1.2\"]".into(),
+                    _ => format!("next_hops = [{{ {next_hop} }}]"),
                 }
             );
         } else {
@@ -253,7 +264,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
         (local.vlan, local.vlans) = (Some(1), segments as u16);
     }
     ports[0].plan = plan(direction != Direction::Decap, local, None)?;
-    ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, LOCAL, tunnels), Some(OUR_MAC))?;
+    let inner = if kind == Kind::VxlanRouted { TUNNEL_ROUTER } else { LOCAL };
+    ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, inner, tunnels), Some(OUR_MAC))?;
     measure::run(ports, &arguments.common, &arguments.limit, move |runtime| {
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.fdb().set_limits(FdbLimits { entries: 1 << 24, per_segment: 1 << 24, ..FdbLimits::default() });
