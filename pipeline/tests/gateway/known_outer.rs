@@ -1,10 +1,13 @@
 //! Tunnel packets whose outer headers are known from the packets in front of them. Traced packets take the slow path,
 //! so a gateway that traces judges one that does not.
 
+use wirepath_packet::PortId;
+use wirepath_pipeline::tunnel::GatewayConfig;
+use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
 use crate::ip_payload::{TUNNELS, ethernet_to_gateway, framed, ip_packet, settle, to_gateway_in_class, tunnel_of};
-use crate::lab::{FAR, HOST, Lab, WAN, frame};
+use crate::lab::{FAR, HOST, LAN, Lab, SPARE, WAN, frame};
 use crate::traces::{sorted, start};
 
 /// Rounds of batches for each tunnel.
@@ -131,4 +134,45 @@ fn ip_packets_are_those_of_the_slow_path() {
             });
         }
     }
+}
+
+/// What a worker knows of a tunnel ends when its remote moves to another segment or goes.
+#[test]
+fn changes_end_what_is_known() {
+    let text = |remotes: [&str; 2]| {
+        let segment = |name: &str, port: &str, remotes: &str| {
+            format!(
+                "[[segment]]\nname = '{name}'\nkind = 'gretap'\nports = [{{ port = '{port}' }}]\nremotes = [{remotes}]\n"
+            )
+        };
+        let [a, b] = remotes;
+        let underlay = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n";
+        format!("{underlay}{}{}", segment("a", "lan", a), segment("b", "lan2", b))
+    };
+    let names = ["wan", "lan", "lan2"];
+    let mut lab = Lab::with_ports(&text(["'10.9.0.2'", "'10.9.0.3'"]), &names).with_peer();
+    let from_two = ethernet_to_gateway("gretap", None, "10.9.0.2", &frame(HOST, FAR), 0);
+    let steps: [([&str; 2], Option<PortId>); 5] = [
+        (["'10.9.0.2'", "'10.9.0.3'"], Some(LAN)),
+        (["'10.9.0.3'", "'10.9.0.2'"], Some(SPARE)),
+        (["'10.9.0.3'", "'10.9.0.4'"], None),
+        (["'10.9.0.4'", "'10.9.0.2'"], Some(SPARE)),
+        (["'10.9.0.2'", "'10.9.0.4'"], Some(LAN)),
+    ];
+    for (remotes, expected) in steps {
+        let source = Source::new("test", text(remotes));
+        let config = GatewayConfig::read(&source.parse().unwrap().settings(), &names).unwrap();
+        let Lab { stepped, control, .. } = &mut lab;
+        stepped.with_plane(|plane| {
+            let change = control.prepare(config, plane.seconds()).unwrap();
+            control.reconfigure(change, plane.ports(), plane.seconds());
+        });
+        lab.settle();
+        for _ in 0..2 {
+            lab.send_all(WAN, [from_two.as_slice(); 3].into_iter());
+            let ports: Vec<_> = lab.sent().into_iter().map(|(port, _)| port).collect();
+            assert_eq!(ports, vec![expected; 3].into_iter().flatten().collect::<Vec<_>>(), "{remotes:?}");
+        }
+    }
+    lab.assert_balanced();
 }
