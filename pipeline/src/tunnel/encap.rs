@@ -697,10 +697,13 @@ fn encapsulate_other(
     source_port: u16,
     sequence: &Option<Arc<AtomicU32>>,
 ) -> Result<(), DropReason> {
-    if template.carries_packets() && !packet.trim_front(ETHERNET_LEN) {
-        return Err(DropReason::TooShort);
+    let mut carries_ipv6 = false;
+    if template.carries_packets() {
+        if !packet.trim_front(ETHERNET_LEN) {
+            return Err(DropReason::TooShort);
+        }
+        carries_ipv6 = packet.data().first().is_some_and(|byte| byte >> 4 == 6);
     }
-    let carries_ipv6 = packet.data().first().is_some_and(|byte| byte >> 4 == 6);
     if !template.is_short_with(flow.class) || packet.flags().contains(Flags::TX_SEGMENT) {
         return encapsulate_slow(packet, template, underlay, flow, source_port, carries_ipv6, sequence);
     }

@@ -238,7 +238,7 @@ impl View<'_> {
         known_tunnels.renew(self.layout, remotes, context.guard().epoch());
         let tunnels = &mut known_tunnels.tunnels;
         let (mut frames, mut routed, mut plain) = (0u64, 0u64, 0u64);
-        let (mut read, mut new_sources) = (0, 0);
+        let (mut read, mut new_sources, mut at) = (0, 0, 0);
         let mut last = (state.source.key, state.source.destination);
         let (layout, worker) = (self.layout, state.worker);
         let mut received = Tally::new(0);
@@ -255,8 +255,11 @@ impl View<'_> {
             if packet.data().len() < packet.len().min(HEADERS) {
                 continue;
             }
-            let known = match &mut tunnels[slot(h)] {
-                Some(known) if known.has_same(h) => {
+            // Packets in a row often have one tunnel.
+            let is_last = tunnels[at].as_ref().is_some_and(|known| known.has_same(h));
+            at = if is_last { at } else { slot(h) };
+            let known = match &mut tunnels[at] {
+                Some(known) if is_last || known.has_same(h) => {
                     if !known.accepts(h, packet) {
                         continue;
                     }
