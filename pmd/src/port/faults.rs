@@ -497,6 +497,10 @@ impl TxDriver for FaultyTx {
         self.inner.segments(packet)
     }
 
+    fn segments_in_tunnel(&self, packet: &Packet) -> bool {
+        self.inner.segments_in_tunnel(packet)
+    }
+
     fn count_lost(&mut self) {
         self.drop_rest(DropReason::DeviceLost);
         self.inner.count_lost();

@@ -41,7 +41,7 @@ impl NewGso {
 /// Cuts superframes in front of a driver. It holds at most one superframe and one batch of frames.
 pub(super) struct SoftwareGso {
     pool: Pool,
-    /// The device segments plain TCP.
+    /// The device segments plain TCP, and some tunnels.
     device_segments: bool,
     cutting: Option<Cutter>,
     /// Frames that the driver has not accepted yet. They go before all others.
@@ -63,12 +63,14 @@ impl SoftwareGso {
         }
         // Every NIC segments TCP outside tunnels and without ECN marking.
         let Some(parsed) = superframe::parse(packet, None).filter(|_| self.device_segments) else { return true };
-        let layers = parsed.outer();
-        let is_plain = parsed.inner().is_none() && layers.l4_type() == L4Type::Tcp;
+        let layers = parsed.innermost();
         let is_marked = superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
         let lengths = HeaderLengths::from(&parsed);
         packet.set_header_lengths(lengths);
-        !is_plain || is_marked || lengths.l4_len == 0
+        if layers.l4_type() != L4Type::Tcp || is_marked || lengths.l4_len == 0 {
+            return true;
+        }
+        parsed.inner().is_some() && !driver.segments_in_tunnel(packet)
     }
 
     /// Returns the number of frames that the driver has not accepted yet.

@@ -62,11 +62,17 @@ pub trait TxDriver: Send {
     }
 
     /// Returns whether the queue sends this packet, which has [`wirepath_packet::offload::Flags::TX_SEGMENT`], and
-    /// segments it or has it segmented. The port segments all others in software. `None`: the device segments plain
-    /// TCP if it has [`super::Offloads::TX_SEGMENT`], and nothing else.
+    /// segments it or has it segmented. The port segments all others in software. `None`: a device with
+    /// [`super::Offloads::TX_SEGMENT`] segments plain TCP, and TCP in tunnels as [`Self::segments_in_tunnel`] says.
     fn segments(&self, packet: &Packet) -> Option<bool> {
         let _ = packet;
         None
+    }
+
+    /// Returns whether the device segments this TCP superframe, which is in a tunnel and has its header lengths set.
+    fn segments_in_tunnel(&self, packet: &Packet) -> bool {
+        let _ = packet;
+        false
     }
 
     /// Counts the packets that the device accepted and will never send, because it is gone.

@@ -174,6 +174,12 @@ pub(crate) trait TxRing: Send + 'static {
         Vec::new()
     }
 
+    /// Does [`TxDriver::segments_in_tunnel`]. `longest`: bytes of the longest frame.
+    fn segments_in_tunnel(&self, packet: &Packet, longest: usize) -> bool {
+        let _ = (packet, longest);
+        false
+    }
+
     /// Sets packets that go before all others. They are from an earlier ring.
     fn set_backlog(&mut self, packets: Vec<Packet>) {
         debug_assert!(packets.is_empty(), "a ring that returns none gets none");
@@ -349,6 +355,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
 
     fn in_flight(&self) -> Option<u32> {
         u32::try_from(self.len()).ok()
+    }
+
+    fn segments_in_tunnel(&self, packet: &Packet) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.segments_in_tunnel(packet, self.longest))
     }
 
     fn count_lost(&mut self) {

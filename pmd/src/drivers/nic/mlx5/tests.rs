@@ -23,8 +23,15 @@ use wirepath_packet::{Packet, Pool, PtypeL3, PtypeL4};
 
 const LKEY: u32 = 0x4711;
 const QUEUE: u32 = 0x123;
-const POINTERS: TxConfig =
-    TxConfig { inline_minimum: 0, inline: 0, multi_packet: false, max_tso: 1 << 18, tunnels: 7, blue_flame: 0 };
+const POINTERS: TxConfig = TxConfig {
+    inline_minimum: 0,
+    inline: 0,
+    multi_packet: false,
+    max_tso: 1 << 18,
+    tunnels: 7,
+    sw_parser: true,
+    blue_flame: 0,
+};
 
 /// A send queue and the device's side of it.
 struct Transmit {

@@ -46,6 +46,8 @@ pub(super) struct TxConfig {
     pub(super) max_tso: usize,
     /// Tunnel types that the device parses (`TUNNEL_*`).
     pub(super) tunnels: u32,
+    /// The device segments packets whose header offsets are in the descriptor.
+    pub(super) sw_parser: bool,
     /// A burst of one descriptor up to this many bytes is written to the BlueFlame register.
     pub(super) blue_flame: usize,
 }
@@ -269,7 +271,7 @@ impl TxRing {
             return Err(DropReason::TooShort);
         }
         let offloads = if packet.flags().intersects(REQUESTS) {
-            offload::tx_offloads(packet, minimum > 0, mode.tunnels)?
+            offload::tx_offloads(packet, mode)?
         } else {
             TxOffloads::default()
         };
@@ -350,6 +352,10 @@ impl tx_queue::TxRing for TxRing {
         // These hold the hardware queue.
         drop((ring, records, completions, registers));
         in_flight.take_newest(unsent)
+    }
+
+    fn segments_in_tunnel(&self, packet: &Packet, longest: usize) -> bool {
+        offload::segments_in_tunnel(packet, &self.mode, longest)
     }
 
     fn set_backlog(&mut self, packets: Vec<Packet>) {
