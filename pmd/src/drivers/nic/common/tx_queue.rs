@@ -8,7 +8,7 @@ use super::max_frame_len;
 use super::quarantine::QueueTeardown;
 use super::queue_fault::QueueFault;
 use super::ring_handoff::RingHandoff;
-use crate::port::TxDriver;
+use crate::port::{TunnelTso, TxDriver};
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::driver::InFlight;
 use wirepath_packet::driver::TxBurst;
@@ -174,10 +174,10 @@ pub(crate) trait TxRing: Send + 'static {
         Vec::new()
     }
 
-    /// Does [`TxDriver::segments_in_tunnel`]. `longest`: bytes of the longest frame.
-    fn segments_in_tunnel(&self, packet: &Packet, longest: usize) -> bool {
+    /// Does [`TxDriver::tunnel_tso`]. `longest`: bytes of the longest frame.
+    fn tunnel_tso(&self, packet: &Packet, longest: usize) -> TunnelTso {
         let _ = (packet, longest);
-        false
+        TunnelTso::No
     }
 
     /// Sets packets that go before all others. They are from an earlier ring.
@@ -357,8 +357,8 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
         u32::try_from(self.len()).ok()
     }
 
-    fn segments_in_tunnel(&self, packet: &Packet) -> bool {
-        self.ring.as_ref().is_some_and(|ring| ring.segments_in_tunnel(packet, self.longest))
+    fn tunnel_tso(&self, packet: &Packet) -> TunnelTso {
+        self.ring.as_ref().map_or(TunnelTso::No, |ring| ring.tunnel_tso(packet, self.longest))
     }
 
     fn count_lost(&mut self) {

@@ -7,7 +7,9 @@
 //! generic tunnels over UDP and IP (drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`). The device writes the lengths,
 //! identifications and header checksums of both IP headers, and the length of the outer UDP header. It computes one
 //! layer-4 checksum of a packet, here the inner one (linux commit 6d6727dddc7f, "Block offload of outer header csum
-//! for UDP tunnels"). An outer UDP checksum would stay as it is in each segment, so such packets are cut in software.
+//! for UDP tunnels"). An outer UDP checksum stays as it is in each segment, and is right if all segments have the
+//! same length. Linux relies on that (its commit 64050cdad098, Documentation/networking/segmentation-offloads.rst,
+//! "Partial Generic Segmentation Offload").
 
 use wirepath_nic_defs::mlx5::{
     ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM, SWP_INNER_IPV6, SWP_OUTER_IPV6, SWP_OUTER_UDP,
@@ -17,6 +19,7 @@ use wirepath_nic_defs::uverbs::mlx5::{TUNNEL_GENEVE, TUNNEL_GRE, TUNNEL_VXLAN};
 use super::tx::TxConfig;
 use super::wqe::{SwParser, Tso, TxOffloads};
 use crate::drivers::sw_offload::{self, INNER_CHECKSUMS, OUTER_CHECKSUMS};
+use crate::port::TunnelTso;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{HeaderLengths, Packet, PtypeL3, PtypeL4};
@@ -113,19 +116,26 @@ fn ip_payload(frame: &[u8], l3: usize, version: PtypeL3) -> Option<(u8, usize)> 
     }
 }
 
-/// Returns whether the device segments a superframe in a tunnel, whose header lengths are set. `longest`: bytes of
-/// the longest frame.
-pub(super) fn segments_in_tunnel(packet: &Packet, config: &TxConfig, longest: usize) -> bool {
-    let Some(TxOffloads { segment: Some(tso), .. }) = tunnel_segmentation(packet, config) else { return false };
+/// Returns how the device segments a superframe in a tunnel, whose header lengths are set. `longest`: bytes of the
+/// longest frame.
+pub(super) fn tunnel_tso(packet: &Packet, config: &TxConfig, longest: usize) -> TunnelTso {
+    let Some((offloads, has_checksum)) = tunnel_segmentation(packet, config) else { return TunnelTso::No };
+    let tso = offloads.segment.unwrap_or(Tso { mss: 0, header: 0 });
     // The tag is not in the packet yet.
     let header = usize::from(tso.header) + if packet.vlan().is_some() { 4 } else { 0 };
-    header <= MAX_TSO_HEADER
+    let fits = header <= MAX_TSO_HEADER
         && header + usize::from(tso.mss) <= longest
-        && packet.len() - usize::from(tso.header) <= config.max_tso
+        && packet.len() - usize::from(tso.header) <= config.max_tso;
+    match fits {
+        false => TunnelTso::No,
+        true if has_checksum || packet.flags().contains(Flags::TX_OUTER_L4_CHECKSUM) => TunnelTso::EqualSegments,
+        true => TunnelTso::Whole,
+    }
 }
 
-/// Prepares TCP segmentation in a tunnel. `None` if the device cannot do it.
-fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<TxOffloads> {
+/// Prepares TCP segmentation in a tunnel, and returns whether the outer header has a UDP checksum. `None` if the device
+/// cannot do it.
+fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<(TxOffloads, bool)> {
     let (frame, layers, mss) = (packet.data(), packet.header_lengths(), packet.mss());
     let (outer_l3, tunnel_end) = (usize::from(layers.outer_l2_len), usize::from(layers.outer_len));
     let inner_l3 = tunnel_end + usize::from(layers.l2_len);
@@ -143,11 +153,11 @@ fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<TxOffloads>
         && mss > 0
         && header <= MAX_TSO_HEADER.min(frame.len())
         && header < packet.len();
-    if !sound || packet.flags().contains(Flags::TX_OUTER_L4_CHECKSUM) {
+    if !sound {
         return None;
     }
+    let has_checksum = protocol == UDP && half(outer_l4 + 6)? != 0;
     let is_parsed = match protocol {
-        UDP if half(outer_l4 + 6)? != 0 => return None,
         // Linux gives VXLAN to the device if it carries Ethernet frames (include/net/vxlan.h, `vxlan_features_check`).
         UDP => config.tunnels & TUNNEL_VXLAN != 0 && half(outer_l4 + 2)? == VXLAN_PORT && layers.l2_len >= 14,
         // Each segment would need a checksum or a sequence number of its own.
@@ -177,7 +187,7 @@ fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<TxOffloads>
     };
     let checksums = ETH_L3_CSUM | ETH_L3_INNER_CSUM | ETH_L4_INNER_CSUM;
     let segment = Some(Tso { mss, header: header as u16 });
-    Some(TxOffloads { checksums, segment, sw_parser, ..TxOffloads::default() })
+    Some((TxOffloads { checksums, segment, sw_parser, ..TxOffloads::default() }, has_checksum))
 }
 
 /// Prepares TCP segmentation. The device writes lengths, identification, sequence numbers and checksums of
@@ -200,7 +210,12 @@ fn segmentation(packet: &mut Packet, config: &TxConfig) -> Result<TxOffloads, Dr
     }
     let layers = packet.header_lengths();
     if layers.outer_len != 0 {
-        return tunnel_segmentation(packet, config).ok_or(refused);
+        let (offloads, has_checksum) = tunnel_segmentation(packet, config).ok_or(refused)?;
+        // The checksum must be that of each segment.
+        let are_equal = |tso: Tso| (packet.len() - usize::from(tso.header)).is_multiple_of(tso.mss.into());
+        let is_wrong = packet.flags().contains(Flags::TX_OUTER_L4_CHECKSUM)
+            || has_checksum && !offloads.segment.is_some_and(are_equal);
+        return if is_wrong { Err(refused) } else { Ok(offloads) };
     }
     let header = usize::from(layers.l2_len) + usize::from(layers.l3_len) + usize::from(layers.l4_len);
     let mss = packet.mss();

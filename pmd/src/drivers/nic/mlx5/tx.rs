@@ -22,6 +22,7 @@ use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
 use crate::drivers::nic::common::tx_queue::{self, TxInFlight, TxLimits};
+use crate::port::TunnelTso;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::driver::{FastPathFilter, TxBurst};
 use wirepath_packet::drops::DropReason;
@@ -354,8 +355,8 @@ impl tx_queue::TxRing for TxRing {
         in_flight.take_newest(unsent)
     }
 
-    fn segments_in_tunnel(&self, packet: &Packet, longest: usize) -> bool {
-        offload::segments_in_tunnel(packet, &self.mode, longest)
+    fn tunnel_tso(&self, packet: &Packet, longest: usize) -> TunnelTso {
+        offload::tunnel_tso(packet, &self.mode, longest)
     }
 
     fn set_backlog(&mut self, packets: Vec<Packet>) {
