@@ -129,9 +129,9 @@ impl Cutter {
 
     /// Splits the superframe for a device that leaves the outer UDP checksum as it is, see `TunnelTso` of the ports.
     ///
-    /// Returns a superframe whose frames have the same length, with the outer UDP checksum of each of them, and the
-    /// last frame if it is shorter. As in a partially segmented packet of Linux, the lengths in the IP headers are
-    /// those of a frame. Returns the cutter if there is no free buffer, or if the payload is shared.
+    /// Returns a superframe whose frames have the same length, with the outer UDP checksum of each of them. The last
+    /// frame comes separately if it is shorter. As in a partially segmented packet of Linux, the lengths in the IP
+    /// headers are those of a frame. Returns the cutter if there is no free buffer, or if the payload is shared.
     pub fn split(mut self, pool: &Pool) -> Result<(Packet, Option<Packet>), Self> {
         match self.try_split(pool) {
             Some(last) => Ok((self.packet, last)),

@@ -38,7 +38,7 @@ impl NewGso {
     }
 }
 
-/// What is done with a packet before the driver gets it.
+/// Step before the driver gets a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plan {
     Send,
@@ -63,7 +63,7 @@ impl SoftwareGso {
         Self { pool, device_segments, cutting: None, staged: Batch::new() }
     }
 
-    /// Returns what is done before the driver gets the packet. If it gets a superframe, the header lengths are right.
+    /// Returns the step before the driver gets the packet. If it gets a superframe, the header lengths are right.
     fn plan(&self, driver: &dyn TxDriver, packet: &mut Packet) -> Plan {
         if !packet.flags().contains(Flags::TX_SEGMENT) {
             return Plan::Send;

@@ -50,7 +50,8 @@ pub enum TunnelTso {
     /// Whole, with all headers.
     Whole,
     /// With all headers except for the outer UDP checksum, which stays as it is. It is right if all segments have the
-    /// same length: all bytes behind it sum up to the same (linux: Documentation/networking/checksum-offloads.rst, "LCO").
+    /// same length, because the sum of the bytes behind it is then the same (linux:
+    /// Documentation/networking/checksum-offloads.rst, "LCO").
     EqualSegments,
 }
 

@@ -65,6 +65,8 @@ struct Case {
     /// Content of the outer UDP checksum field.
     udp_checksum: u16,
     tag: Option<u16>,
+    /// Another packet has the same payload, as in flooded ones.
+    shared: bool,
 }
 
 const CASE: Case = Case {
@@ -76,6 +78,7 @@ const CASE: Case = Case {
     options: 12,
     udp_checksum: 0,
     tag: None,
+    shared: false,
 };
 
 /// The flag CWR (RFC 3168 section 6.1.2).
@@ -139,6 +142,10 @@ fn superframe(tunnel: &Tunnel, case: &Case) -> Vec<u8> {
 
 fn packet(pool: &Pool, frame: &[u8], case: &Case) -> Packet {
     let mut packet = common::packet(pool, frame);
+    if case.shared {
+        // All headers stay in a buffer of the packet's own.
+        packet = packet.clone_shared(160, pool).expect("a free buffer");
+    }
     if let Some(tag) = case.tag {
         packet.set_vlan(tag);
     }
@@ -277,6 +284,12 @@ fn outer_checksums_are_right_in_each_frame() {
                     }
                 }
             }
+        }
+        // The last frame cannot be taken from a payload that is shared, which need not be done without a checksum.
+        for (udp_checksum, payload, is_whole) in [(0x1234, 4001, false), (0x1234, 4000, true), (0, 4001, true)] {
+            let case = Case { udp_checksum, payload, shared: true, ..CASE };
+            assert_eq!(is_segmented_by_device(&mut port, &pool, &TUNNELS[0], &case), is_whole, "{case:?}");
+            whole += u64::from(is_whole);
         }
         assert_eq!((nics.violations(), sent(nics, "segmented_in_tunnels")), (Vec::new(), whole));
         finish(port, &pool);

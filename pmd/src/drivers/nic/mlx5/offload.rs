@@ -2,14 +2,14 @@
 //! checksums, regardless of the content of the fields.
 //!
 //! The device segments TCP in tunnels too. It finds the inner headers of VXLAN and GRE itself, if its capabilities
-//! name them. For all other tunnels the descriptor has the offsets of the headers (software parser). Linux does so
-//! for GENEVE (drivers/net/ethernet/mellanox/mlx5/core/en_accel/en_accel.h, `mlx5e_tx_tunnel_accel`), DPDK for
-//! generic tunnels over UDP and IP (drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`). The device writes the lengths,
-//! identifications and header checksums of both IP headers, and the length of the outer UDP header. It computes one
-//! layer-4 checksum of a packet, here the inner one (linux commit 6d6727dddc7f, "Block offload of outer header csum
-//! for UDP tunnels"). An outer UDP checksum stays as it is in each segment, and is right if all segments have the
-//! same length. Linux relies on that (its commit 64050cdad098, Documentation/networking/segmentation-offloads.rst,
-//! "Partial Generic Segmentation Offload").
+//! name them. For all other tunnels the descriptor has the offsets of the headers (software parser). Linux passes them
+//! for GENEVE (drivers/net/ethernet/mellanox/mlx5/core/en_accel/en_accel.h, `mlx5e_tx_tunnel_accel`). DPDK passes them
+//! for generic tunnels over UDP and IP (drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`).
+//!
+//! The device writes the lengths, identifications and header checksums of both IP headers, and the length of the outer
+//! UDP header. It computes one layer-4 checksum of a packet, here the inner one (linux commit 6d6727dddc7f). An outer
+//! UDP checksum stays as it is in each segment, and is right if all segments have the same length. Linux relies on that
+//! (its commit 64050cdad098, and Documentation/networking/segmentation-offloads.rst about partial segmentation).
 
 use wirepath_nic_defs::mlx5::{
     ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM, SWP_INNER_IPV6, SWP_OUTER_IPV6, SWP_OUTER_UDP,
