@@ -352,6 +352,17 @@ over! {
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
 }
+// Superframes leave in tunnels by a NIC that segments them.
+over! {
+    nic_tunnel_tso_ipv4,
+    Variant { others: Some("af_packet"), ..by("mlx5", false) },
+    whole: crate::superframes::are_segmented_by_the_nic;
+}
+over! {
+    nic_tunnel_tso_ipv6,
+    Variant { others: Some("af_packet"), ..by("mlx5", true) },
+    whole: crate::superframes::are_segmented_by_the_nic;
+}
 // Packets are joined as they arrive, plain and inside the tunnel. The port that sends them cuts them again.
 over! {
     gro_ipv4,
@@ -425,6 +436,11 @@ over! {
 over! {
     guest_superframes,
     by("af_packet", false),
+    tunnels: crate::guest::carry_superframes;
+}
+over! {
+    guest_superframes_nic,
+    Variant { others: Some("af_packet"), ..by("mlx5", false) },
     tunnels: crate::guest::carry_superframes;
 }
 frames! {

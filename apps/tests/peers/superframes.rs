@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use serde_json::Value;
-use wirepath_testlab::{Lab, Namespace, eventually};
+use wirepath_testlab::{Lab, Namespace, eventually, print_uncaptured};
 
 use crate::program::Program;
 use crate::world::{GATEWAY, VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
@@ -125,6 +125,18 @@ pub(crate) fn are_cut_in_software(variant: Variant) {
     assert!(cut > 100 && left > BYTES / 1500 + cut, "{cut} superframes cut, {left} packets sent");
 }
 
+/// Streams where superframes come in by a port of the kernel and leave in tunnels by a NIC that segments them.
+pub(crate) fn are_segmented_by_the_nic(variant: Variant) {
+    let (json, nics) = streams_and_nics(variant, "");
+    assert_no_loss(&json);
+    let queue = &nics["devices"][0]["send_queues"][0];
+    let (whole, left) = (queue["segmented_in_tunnels"].as_u64(), queue["packets"].as_u64());
+    assert!(whole > Some(100) && left > Some(2 * BYTES / 1500), "{nics}");
+    // Two of the four streams come from the tunnel as frames.
+    assert_eq!(total(&json, "tx_queues", "segmented"), 0, "{json}");
+    print_uncaptured(&format!("{}: {whole:?} superframes in {left:?} frames", variant.name));
+}
+
 /// Streams where each port joins the packets that it receives.
 pub(crate) fn are_joined(variant: Variant) {
     let json = streams_with(variant, "gro = true");
@@ -139,6 +151,11 @@ fn veth_streams(variant: Variant) -> Value {
 
 /// `keys` are keys of each port.
 fn streams_with(variant: Variant, keys: &str) -> Value {
+    streams_and_nics(variant, keys).0
+}
+
+/// Returns the summary and the counters of emulated NICs, if there are any.
+fn streams_and_nics(variant: Variant, keys: &str) -> (Value, Value) {
     let world = World::new(variant, 1, 1, 1500);
     let gateway = world.start_with(&world.one_segment().replace("[[port]]\n", &format!("[[port]]\n{keys}\n")));
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
@@ -146,7 +163,8 @@ fn streams_with(variant: Variant, keys: &str) -> Value {
     host.ip("link set eth0 mtu 1430");
     let inner6 = inner_ipv6(host, "eth0", remote);
     streams(host, remote, inner6);
-    gateway.stop().json
+    let nics = if variant.is_emulated() { gateway.nic_counters() } else { Value::Null };
+    (gateway.stop().json, nics)
 }
 
 /// Streams between TAP interfaces, which the gateway creates and which move to the namespaces of their hosts.

@@ -133,6 +133,17 @@ pub fn parse(frame: &[u8]) -> HeaderOffsets {
     layers
 }
 
+/// Parses the IP header at `l3` and the header behind it.
+pub fn parse_ip(frame: &[u8], l3: usize) -> HeaderOffsets {
+    let mut layers = HeaderOffsets { vlan: None, network: None, l3, protocol: 0, l4: 0, end: frame.len() };
+    match frame.get(l3).map(|byte| byte >> 4) {
+        Some(4) => ipv4(frame, &mut layers),
+        Some(6) => ipv6(frame, &mut layers),
+        _ => {}
+    }
+    layers
+}
+
 fn ipv4(frame: &[u8], layers: &mut HeaderOffsets) {
     let l3 = layers.l3;
     let Some(header) = frame.get(l3..l3 + 20) else { return };

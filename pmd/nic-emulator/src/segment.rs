@@ -6,27 +6,32 @@ use crate::tunnel;
 /// Number of header bytes that are parsed.
 const HEADERS: usize = 512;
 
-/// Parses a packet that is longer than its IP length field can express. The length field is ignored.
-pub fn parse_oversized(packet: &[u8]) -> HeaderOffsets {
-    let mut copy = packet[..packet.len().min(HEADERS)].to_vec();
-    // The position of the IP header does not depend on its length field. The field is set to the length of
-    // the copied part.
-    if let Some(l3) = ip_header(packet)
-        && copy.len() > l3 + 40
-    {
-        let rest = (copy.len() - l3) as u16;
-        match copy[l3] >> 4 {
-            4 => copy[l3 + 2..l3 + 4].copy_from_slice(&rest.to_be_bytes()),
-            6 => copy[l3 + 4..l3 + 6].copy_from_slice(&(rest - 40).to_be_bytes()),
-            _ => {}
-        }
-    }
-    frame::parse(&copy)
+/// Headers of a packet in a tunnel. All offsets are from the start of the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelHeaders {
+    /// The outer IP header.
+    pub outer: HeaderOffsets,
+    /// The inner IP and TCP headers.
+    pub inner: HeaderOffsets,
 }
 
-fn ip_header(packet: &[u8]) -> Option<usize> {
-    let l3 = frame::parse(packet).l3;
-    (l3 > 0).then_some(l3)
+/// Parses a packet that is longer than its IP length field can express. The length field is ignored.
+pub fn parse_oversized(packet: &[u8]) -> HeaderOffsets {
+    let layers = frame::parse(packet);
+    if layers.l3 == 0 { layers } else { HeaderOffsets { vlan: layers.vlan, ..headers_at(packet, layers.l3) } }
+}
+
+/// Parses the IP header at `l3` of a packet, and the header behind it. The length field is ignored.
+pub fn headers_at(packet: &[u8], l3: usize) -> HeaderOffsets {
+    let mut copy = packet[l3.min(packet.len())..packet.len().min(l3 + HEADERS)].to_vec();
+    let length = copy.len() as u16;
+    match copy.first().map(|byte| byte >> 4) {
+        Some(4) if length >= 20 => copy[2..4].copy_from_slice(&length.to_be_bytes()),
+        Some(6) if length >= 40 => copy[4..6].copy_from_slice(&(length - 40).to_be_bytes()),
+        _ => {}
+    }
+    let layers = frame::parse_ip(&copy, 0);
+    HeaderOffsets { l3, l4: l3 + layers.l4, end: packet.len(), ..layers }
 }
 
 /// Cuts a packet whose headers end at `header` into segments with at most `mss` bytes of payload. Each
@@ -34,8 +39,33 @@ fn ip_header(packet: &[u8]) -> Option<usize> {
 ///
 /// # Errors
 /// The reason why the packet cannot be segmented.
-pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
-    let layers = parse_oversized(packet);
+pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, take: impl FnMut(&[u8])) -> Result<(), String> {
+    cut(packet, None, &parse_oversized(packet), header, mss, take)
+}
+
+/// Does the same inside a tunnel. Both IP headers and the outer UDP header of each segment have its lengths. An outer
+/// UDP checksum stays as it is.
+///
+/// # Errors
+/// The reason why the packet cannot be segmented.
+pub fn segment_in_tunnel(
+    packet: &[u8],
+    tunnel: &TunnelHeaders,
+    header: usize,
+    mss: usize,
+    take: impl FnMut(&[u8]),
+) -> Result<(), String> {
+    cut(packet, Some(&tunnel.outer), &tunnel.inner, header, mss, take)
+}
+
+fn cut(
+    packet: &[u8],
+    outer: Option<&HeaderOffsets>,
+    layers: &HeaderOffsets,
+    header: usize,
+    mss: usize,
+    mut take: impl FnMut(&[u8]),
+) -> Result<(), String> {
     if layers.protocol != TCP {
         return Err("segmentation of a packet that is not TCP".to_owned());
     }
@@ -53,7 +83,7 @@ pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMu
         segment.extend_from_slice(&packet[..header]);
         segment.extend_from_slice(piece);
         let length = segment.len();
-        number_ip(&mut segment, &layers, i as u16);
+        number_ip(&mut segment, layers, i as u16);
         let sequence =
             u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes")).wrapping_add((i * mss) as u32);
         segment[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
@@ -66,6 +96,12 @@ pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMu
         segment[l4 + 16..l4 + 18].fill(0);
         let sum = layers.pseudo_header(&segment, length - l4) + frame::sum(&segment[l4..length]);
         segment[l4 + 16..l4 + 18].copy_from_slice(&(!frame::fold(sum)).to_be_bytes());
+        if let Some(outer) = outer {
+            number_ip(&mut segment, outer, i as u16);
+            if outer.protocol == UDP {
+                segment[outer.l4 + 4..outer.l4 + 6].copy_from_slice(&((length - outer.l4) as u16).to_be_bytes());
+            }
+        }
         take(&segment);
     }
     Ok(())
@@ -93,7 +129,6 @@ fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
 ///
 /// # Errors
 /// The reason why the packet cannot be segmented.
-/// Why it cannot be cut.
 pub fn segment_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
     let outer = frame::parse(packet);
     let words = packet.get(l4 + 12).ok_or("truncated headers")? >> 4;
@@ -101,25 +136,19 @@ pub fn segment_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl F
     if mss == 0 || header > packet.len() {
         return Err(format!("headers of {header} bytes, segments of {mss}"));
     }
-    let Some((start, _)) = tunnel::inner(packet, &outer).filter(|(start, _)| *start < l4) else {
+    let Some(l3) = tunnel::inner_l3(packet, &outer).filter(|l3| *l3 < l4) else {
         return segment_tcp(packet, header, mss, take);
     };
-    let (mut whole, mut i) = (Vec::new(), 0u16);
-    segment_tcp(&packet[start..], header - start, mss, |segment| {
+    let tunnel = TunnelHeaders { outer, inner: headers_at(packet, l3) };
+    let mut whole = Vec::new();
+    segment_in_tunnel(packet, &tunnel, header, mss, |segment| {
         whole.clear();
-        whole.extend_from_slice(&packet[..start]);
         whole.extend_from_slice(segment);
-        number_ip(&mut whole, &outer, i);
-        if outer.protocol == UDP {
-            let length = whole.len() - outer.l4;
-            whole[outer.l4 + 4..outer.l4 + 6].copy_from_slice(&(length as u16).to_be_bytes());
-            // A zero checksum means that the sender computes none (RFC 7348, section 5).
-            if whole[outer.l4 + 6..outer.l4 + 8] != [0, 0] {
-                let end = whole.len();
-                frame::complete(&mut whole, &HeaderOffsets { end, ..outer });
-            }
+        // A zero checksum means that the sender computes none (RFC 7348, section 5).
+        if outer.protocol == UDP && whole[outer.l4 + 6..outer.l4 + 8] != [0, 0] {
+            let end = whole.len();
+            frame::complete(&mut whole, &HeaderOffsets { end, ..outer });
         }
-        i = i.wrapping_add(1);
         take(&whole);
     })
 }

@@ -147,6 +147,14 @@ const STRIDING: Key<WithDefault<Flag>> = Key::flag("striding")
     .default(true)
     .when("kind = \"mlx5\"")
     .about("Whether a receive descriptor can be divided into strides (multi-packet receive queue).");
+const TUNNELS: Key<WithDefault<Flag>> = Key::flag("tunnels")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether the device finds the headers inside VXLAN, GENEVE and GRE.");
+const SW_PARSER: Key<WithDefault<Flag>> = Key::flag("sw_parser")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether a send descriptor can say where the headers of a tunnel packet are (software parser).");
 const VAR: Key<WithDefault<Flag>> = Key::flag("var")
     .default(true)
     .when("kind = \"mlx5\"")
@@ -177,6 +185,8 @@ static DEVICE: ConfigTable = ConfigTable {
         &COMPRESSION,
         &MULTI_PACKET,
         &STRIDING,
+        &TUNNELS,
+        &SW_PARSER,
         &VAR,
         &CLASS,
     ],
@@ -304,6 +314,10 @@ pub struct Mlx5Spec {
     pub multi_packet: bool,
     /// True if receive descriptors may be divided into strides.
     pub striding: bool,
+    /// True if the device finds the headers inside tunnels.
+    pub tunnels: bool,
+    /// True if a send descriptor may have offsets of headers.
+    pub sw_parser: bool,
     /// True if pages of virtio doorbells (VAR) can be allocated.
     pub var: bool,
     /// ConnectX generation.
@@ -538,6 +552,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         compression: true,
         multi_packet: true,
         striding: true,
+        tunnels: true,
+        sw_parser: true,
         var: true,
         class: Class::ConnectX6Dx,
         steering: SteeringSpec::of(Class::ConnectX6Dx),
@@ -550,6 +566,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.compression = table.read(&COMPRESSION)?;
         spec.multi_packet = table.read(&MULTI_PACKET)?;
         spec.striding = table.read(&STRIDING)?;
+        spec.tunnels = table.read(&TUNNELS)?;
+        spec.sw_parser = table.read(&SW_PARSER)?;
         spec.var = table.read(&VAR)?;
         spec.class = table.read(&CLASS)?;
         spec.steering = SteeringSpec::of(spec.class);

@@ -20,6 +20,74 @@ fn pointer(nic: &Connectx, skip: u32, bytes: u32) -> [u32; 4] {
     [bytes, nic.key, 0, SEND_BUFFER as u32 + skip]
 }
 
+/// Bytes of the headers of [`in_vxlan`].
+const HEADERS: usize = 14 + 20 + 8 + 8 + 14 + 20 + 20;
+/// UDP port of VXLAN behind which the device finds headers.
+const VXLAN: u16 = 4789;
+/// UDP port of a tunnel that the device does not know.
+const OTHER: u16 = 8472;
+/// Byte in the descriptor of the checksum flags. The four bytes in front are the offsets of outer L4, outer L3, inner
+/// L4 and inner L3 in units of two bytes. The flags of the software parser follow.
+const FLAGS: usize = 16 + 4;
+
+/// Returns a descriptor for segmentation of TCP in VXLAN over IPv4, with the headers inline.
+fn in_vxlan(nic: &Connectx, port: u16) -> Vec<u8> {
+    let ip = |protocol: u8, length: usize| {
+        let length = (length as u16).to_be_bytes();
+        [&[0x45, 0][..], &length, &[0, 7, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2]].concat()
+    };
+    let link = [2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0];
+    let mut headers = [&link[..], &ip(17, HEADERS + 64 - 14), &[0xc3, 0x50], &port.to_be_bytes(), &[0; 4]].concat();
+    headers.extend([&[8, 0, 0, 0, 0, 0, 42, 0][..], &link, &ip(6, 40 + 64), &[0, 7, 0, 9, 0, 0, 0, 1]].concat());
+    headers.extend([0, 0, 0, 2, 0x50, 0x18, 32, 0, 0, 0, 0, 0]);
+    assert_eq!(headers.len(), HEADERS);
+    let mut bytes = descriptor(0x0e, 10, &[&[0; 32][..], &pointer(nic, 0, 64)].concat());
+    bytes[0x1e..0x1e + HEADERS].copy_from_slice(&headers);
+    bytes[0x1c..0x1e].copy_from_slice(&(HEADERS as u16).to_be_bytes());
+    bytes[FLAGS..FLAGS + 4].copy_from_slice(&[0x70, 0, 0, 64]);
+    if port == OTHER {
+        bytes[16..FLAGS + 2].copy_from_slice(&[17, 7, 42, 32, 0x70, 0x20]);
+    }
+    bytes
+}
+
+/// Returns wrong descriptors for segmentation in a tunnel, with a word of the log line of each.
+fn bad_in_vxlan(nic: &Connectx) -> Vec<(Vec<u8>, &'static str)> {
+    let changed = |port: u16, at: usize, value: u8| {
+        let mut bytes = in_vxlan(nic, port);
+        bytes[at] = value;
+        bytes
+    };
+    let mut misplaced = in_vxlan(nic, VXLAN);
+    misplaced[16..FLAGS + 2].copy_from_slice(&[17, 7, 42, 30, 0x70, 0x20]);
+    let mut without_offsets = in_vxlan(nic, OTHER);
+    without_offsets[16..FLAGS].fill(0);
+    vec![
+        (changed(VXLAN, FLAGS, 0x50), "inner L4 checksum"),
+        (changed(VXLAN, FLAGS, 0x60), "inner L3 checksum"),
+        (changed(VXLAN, FLAGS, 0x30), "outer L3 checksum"),
+        (changed(VXLAN, FLAGS, 0xf0), "two L4 checksums"),
+        (changed(VXLAN, FLAGS, 0xc0), "not TCP"),
+        (changed(VXLAN, FLAGS + 3, 0), "segments of 0"),
+        (changed(VXLAN, FLAGS + 2, 8), "the port takes"),
+        // One more word of TCP options than the header has, and a header that ends in the VXLAN header.
+        (changed(VXLAN, 0x1e + HEADERS - 8, 0x60), "the headers have 108 bytes"),
+        (changed(VXLAN, 0x1d, 60), "does not find"),
+        (changed(OTHER, 0x1d, 60), "no IP header"),
+        (misplaced, "an inner L3 offset of 60"),
+        (without_offsets, "does not find"),
+        (changed(OTHER, 16, 0), "an outer L4 offset of 0"),
+        (changed(OTHER, 17, 8), "an outer L3 offset of 16"),
+        (changed(OTHER, 18, 41), "an inner L4 offset of 82"),
+        (changed(OTHER, 19, 255), "an inner L3 offset of 510"),
+        (changed(OTHER, 19, 7), "an inner L3 offset of 14"),
+        (changed(OTHER, FLAGS + 1, 0), "outer UDP is true"),
+        (changed(OTHER, FLAGS + 1, 0x30), "outer IPv6 is false"),
+        (changed(OTHER, FLAGS + 1, 0x21), "inner IPv6 is false"),
+        (changed(OTHER, FLAGS + 1, 0x22), "inner UDP is false"),
+    ]
+}
+
 /// Returns valid descriptors with the number of packets that each sends.
 fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
     let whole = pointer(nic, 0, 64);
@@ -35,6 +103,8 @@ fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
         (inline, 1),
         (descriptor(0x29, 5, &several), 3),
         (descriptor(0x00, 1, &[]), 0),
+        (in_vxlan(nic, VXLAN), 1),
+        (in_vxlan(nic, OTHER), 1),
     ]
 }
 
@@ -42,7 +112,7 @@ fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
 fn bad(nic: &Connectx) -> Vec<(Vec<u8>, &'static str)> {
     let whole = pointer(nic, 0, 64);
     let one = |pointer: [u32; 4]| [&[0; 4][..], &pointer].concat();
-    vec![
+    let plain = vec![
         (descriptor(0x0a, 3, &one([64, nic.key ^ 0x100, 0, SEND_BUFFER as u32])), "key"),
         (descriptor(0x0a, 3, &one([64, nic.key, 1, SEND_BUFFER as u32])), "address"),
         (descriptor(0x0a, 3, &one([5, nic.key, 0, SEND_BUFFER as u32])), "bytes"),
@@ -52,7 +122,8 @@ fn bad(nic: &Connectx) -> Vec<(Vec<u8>, &'static str)> {
         (descriptor(0x0e, 3, &one(whole)), "segmentation"),
         (descriptor(0x0a, 3, &[&[0, 0, 0, 999 << 16][..], &whole].concat()), "inline"),
         (descriptor(0x29, 2, &[0; 4]), "without packets"),
-    ]
+    ];
+    [plain, bad_in_vxlan(nic)].concat()
 }
 
 fn blocks(descriptor: &[u8]) -> u32 {
@@ -80,6 +151,25 @@ fn every_descriptor_kind_and_queue_error() {
         let (plain, _) = good(&nic).remove(0);
         nic.post(&plain, 1, true);
         assert_eq!(nic.arrivals().len(), 1, "after {word}");
+    }
+}
+
+#[test]
+fn segmentation_in_tunnels_needs_the_capabilities() {
+    for (keys, port, word) in [
+        ("tunnels = false", OTHER, None),
+        ("sw_parser = false", VXLAN, None),
+        ("tunnels = false", VXLAN, Some("does not find")),
+        ("sw_parser = false", OTHER, Some("does not take")),
+    ] {
+        let mut nic = Connectx::new(keys);
+        nic.receive_everything();
+        nic.fill(&FRAME);
+        let bytes = in_vxlan(&nic, port);
+        nic.post(&bytes, blocks(&bytes), true);
+        assert_eq!(nic.arrivals().len(), usize::from(word.is_none()), "{keys}, {port}");
+        let said = nic.harness.emulator.log().last().unwrap_or_default();
+        assert!(said.contains(word.unwrap_or_default()), "{keys}, {port}: {said}");
     }
 }
 

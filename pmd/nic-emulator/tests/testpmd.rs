@@ -1,14 +1,18 @@
 //! DPDK's testpmd with its default arguments on an emulated ConnectX: queues, counters and rules are objects of
 //! firmware commands (DevX).
 
-use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{FramePort, Lab, Namespace, Requirement, eventually, require};
+use wirepath_wire::{Parser, Tunnels};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const NEAR: [u8; 6] = [2, 0, 0, 0, 1, 1];
@@ -23,13 +27,17 @@ struct Testpmd {
 
 impl Testpmd {
     fn start(launch: &Launch, host: &Namespace, queues: u32) -> Self {
+        Self::start_with(launch, host, queues, &["--total-num-mbufs=4096", "--forward-mode=macswap"])
+    }
+
+    fn start_with(launch: &Launch, host: &Namespace, queues: u32, arguments: &[&str]) -> Self {
         let mut command = launch.command("stdbuf");
         command.args(["-oL", "dpdk-testpmd", "--no-huge", "-m", "512", "--lcores=0@0,1@0"]);
         // Programs with the same prefix exclude each other.
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("wirepath-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         command.args([&format!("--file-prefix={prefix}"), "-a", "0000:00:10.0", "--", "-i"]);
-        command.args(["--total-num-mbufs=4096", "--forward-mode=macswap", "--rxd=256", "--txd=256"]);
+        command.args(["--rxd=256", "--txd=256"]).args(arguments);
         command.args([format!("--rxq={queues}"), format!("--txq={queues}")]);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = host.inside(|| command.spawn().unwrap());
@@ -216,4 +224,256 @@ fn testpmd_changes_the_queues_of_a_shared_table() {
     assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
     assert!(testpmd.output().contains("Indirect action #0 updated"), "{}", testpmd.output());
     assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
+}
+
+/// TCP payload of the segments that testpmd requests.
+const MSS: u16 = 800;
+
+/// Returns an IP header in front of `payload`, with the right checksum.
+fn ip(is_ipv6: bool, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len() as u16;
+    if is_ipv6 {
+        let [high, low] = length.to_be_bytes();
+        let start = [0x60, 0, 0, 7, high, low, protocol, 64];
+        return [&start[..], &[0xfd, 0, 0, 0, 0, 0, 0, 1].repeat(2), &[0xfd; 16], payload].concat();
+    }
+    let [high, low] = (20 + length).to_be_bytes();
+    let mut header = [0x45, 0, high, low, 0xff, 0xfe, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2];
+    let checksum = wirepath_wire::checksum::sum(&header).checksum();
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    [&header[..], payload].concat()
+}
+
+fn ethernet(is_ipv6: bool, destination: [u8; 6], payload: &[u8]) -> Vec<u8> {
+    let ethertype = if is_ipv6 { [0x86, 0xdd] } else { [8, 0] };
+    [&destination[..], &FAR, &ethertype, payload].concat()
+}
+
+/// Returns a TCP segment.
+fn tcp(options: usize, payload: usize, flags: u8) -> Vec<u8> {
+    let words = (20 + options) as u8 / 4;
+    let header = [0x30, 0x39, 0, 9, 0xff, 0xff, 0xff, 0, 0, 0, 0, 2, words << 4, flags, 32, 0, 0, 0, 0, 0];
+    [&header[..], &vec![1; options], &(0..payload).map(|i| (i * 7 + i / 256) as u8).collect::<Vec<_>>()].concat()
+}
+
+/// Returns a datagram without checksum.
+fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
+    let fields = [50_000, port, 8 + payload.len() as u16, 0];
+    [&fields.iter().flat_map(|field| field.to_be_bytes()).collect::<Vec<_>>()[..], payload].concat()
+}
+
+/// Returns the frames that software cuts from a superframe.
+fn cut(frame: &[u8]) -> Vec<Vec<u8>> {
+    let parse =
+        |port| Parser { tunnels: Tunnels::ALL.with_vxlan(Some(port)), ..Parser::default() }.parse(frame).unwrap();
+    let parsed = Some(parse(4789)).filter(|parsed| parsed.inner().is_some()).unwrap_or_else(|| parse(8472));
+    let l4 = parsed.innermost().l4();
+    let mut segments = wirepath_wire::segment::Segmenter::new(frame, &parsed, l4, MSS).unwrap();
+    let mut header = vec![0; segments.header_len()];
+    let frames = std::iter::from_fn(|| {
+        let payload = segments.next_into(&mut header, frame)?.unwrap().payload;
+        Some([&header[..], &frame[payload]].concat())
+    });
+    frames.collect()
+}
+
+/// Sends a superframe and compares the frames that come back with those that software makes. The forwarder changes
+/// their Ethernet addresses.
+fn comes_back_cut(port: &mut FramePort, frame: &[u8], what: &str, output: impl Fn() -> String) {
+    port.send(frame).unwrap();
+    for (i, wanted) in cut(frame).iter().enumerate() {
+        let back = port.receive_where(Duration::from_secs(5), |frame| frame.bytes.get(6..12) == Some(&NEAR));
+        let back = back.unwrap_or_else(|| panic!("{what}: frame {i} is missing: {}", output())).bytes;
+        assert_eq!(back[12..], wanted[12..], "{what}: frame {i}");
+    }
+}
+
+/// Returns counters of the send queues: superframes that the NIC segmented, and those of them in tunnels.
+fn segmented(control: &Path) -> [u64; 2] {
+    let mut socket = UnixStream::connect(control).unwrap();
+    writeln!(socket, "counters").unwrap();
+    socket.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    let all: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let queues = all["devices"][0]["send_queues"].as_array().unwrap();
+    ["segmented", "segmented_in_tunnels"].map(|name| queues.iter().map(|queue| queue[name].as_u64().unwrap()).sum())
+}
+
+/// An emulated ConnectX on the near end of a cable that takes frames of 9000 bytes.
+struct JumboNic {
+    near: Namespace,
+    far: Namespace,
+    folder: tempfile::TempDir,
+    launch: Launch,
+    _lab: Lab,
+}
+
+impl JumboNic {
+    fn new(name: &str) -> Self {
+        let lab = Lab::new(name);
+        let (near, far) = (lab.namespace("near"), lab.namespace("far"));
+        lab.veth((&near, "nic0"), (&far, "eth0"));
+        near.ip("link set nic0 address 02:00:00:00:01:01 mtu 9000");
+        far.ip("link set eth0 mtu 9000");
+        let folder = tempfile::tempdir().unwrap();
+        let launch = launch::prepare(&format!(
+            "doorbells = 'trap'\nlog = '{0}/nic.log'\ncontrol = '{0}/control'\n[[device]]\nkind = 'mlx5'\n\
+             name = 'nic0'\n[[device.port]]\nmac = '02:00:00:00:01:01'\nlink = 'veth:nic0'\nnetdev = 'nic0'\n\
+             mtu = 9000\n",
+            folder.path().display()
+        ));
+        Self { near, far, folder, launch, _lab: lab }
+    }
+
+    fn segmented(&self) -> [u64; 2] {
+        segmented(&self.folder.path().join("control"))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("nic.log")).unwrap_or_default()
+    }
+}
+
+/// Outer and inner IP version, bytes of payload, and TCP flags.
+fn superframes() -> impl Iterator<Item = (bool, bool, usize, u8)> {
+    let versions = [(false, false), (false, true), (true, false), (true, true)].into_iter();
+    versions.flat_map(|(outer6, inner6)| {
+        [(4001, 0x10), (1600, 0x19), (801, 0x18), (7003, 0x11)].map(|(payload, flags)| (outer6, inner6, payload, flags))
+    })
+}
+
+#[test]
+fn testpmd_has_tcp_in_tunnels_segmented() {
+    require!(all Requirement::LAB);
+    require!(Requirement::Program("dpdk-testpmd"), Requirement::Program("stdbuf"));
+    let nic = JumboNic::new("testpmd-tso");
+    let arguments = ["--total-num-mbufs=2048", "--mbuf-size=9400", "--max-pkt-len=9018", "--forward-mode=csum"];
+    let mut testpmd = Testpmd::start_with(&nic.launch, &nic.near, 1, &arguments);
+    for command in [
+        "port stop 0",
+        "csum set ip hw 0",
+        "csum set tcp hw 0",
+        "csum set outer-ip hw 0",
+        "csum parse-tunnel on 0",
+        &format!("tso set {MSS} 0"),
+        &format!("tunnel_tso set {MSS} 0"),
+        "port start 0",
+        "start",
+    ] {
+        testpmd.tell(command);
+    }
+    let mut port = nic.far.frames("eth0");
+    // A frame of one segment comes back as it is.
+    let probe = ethernet(false, NEAR, &ip(false, 6, &tcp(0, 100, 0x10)));
+    let came = eventually(LIMIT, || {
+        port.send(&probe).unwrap();
+        port.receive_where(Duration::from_millis(200), |frame| frame.bytes.get(6..12) == Some(&NEAR)).is_some()
+    });
+    assert!(came, "{}", testpmd.output());
+    while port.receive_where(Duration::from_millis(300), |frame| frame.bytes.get(6..12) == Some(&NEAR)).is_some() {}
+    let vxlan = [8, 0, 0, 0, 0, 0, 42, 0];
+    let geneve = [0, 0, 0x65, 0x58, 0, 0, 42, 0];
+    for (outer6, inner6, payload, flags) in superframes() {
+        let what = |tunnel: &str| format!("{tunnel}, {outer6} {inner6} {payload} {flags:#x}");
+        let inner = ip(inner6, 6, &tcp(12, payload, flags));
+        let framed = ethernet(inner6, [2; 6], &inner);
+        let protocol = if inner6 { [0x86, 0xdd] } else { [8, 0] };
+        for (name, protocol, content) in [
+            ("vxlan", 17, udp(4789, &[&vxlan[..], &framed].concat())),
+            ("geneve", 17, udp(6081, &[&geneve[..], &framed].concat())),
+            ("gre", 47, [&[0, 0][..], &protocol, &inner].concat()),
+            ("gretap", 47, [&[0, 0, 0x65, 0x58][..], &framed].concat()),
+        ] {
+            let frame = ethernet(outer6, NEAR, &ip(outer6, protocol, &content));
+            comes_back_cut(&mut port, &frame, &what(name), || testpmd.output());
+        }
+        let frame = ethernet(inner6, NEAR, &inner);
+        comes_back_cut(&mut port, &frame, &what("no tunnel"), || testpmd.output());
+    }
+    assert_eq!(nic.segmented(), [16 * 5, 16 * 4]);
+    testpmd.tell("stop");
+    testpmd.tell("quit");
+    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
+    assert_eq!(nic.log(), "", "something was refused");
+}
+
+/// Compiles and starts the program of DPDK that gives the NIC the offsets of headers.
+fn start_generic(nic: &JumboNic) -> Running {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tunnel_tso.c");
+    let program = nic.folder.path().join("tunnel_tso");
+    let command = format!(
+        "cc -std=gnu11 -O2 -Wall -Wextra -Werror -o {} {} $(pkg-config --cflags --libs libdpdk)",
+        program.display(),
+        source.display()
+    );
+    let compiled = Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let mut command = nic.launch.command(&program);
+    command.args(["--no-huge", "-m", "512", "--lcores=0@0", "-a", "0000:00:10.0"]);
+    command.args([&format!("--file-prefix=wirepath-tso-{}", std::process::id()), "--", &MSS.to_string()]);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = nic.near.inside(|| command.spawn().unwrap());
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while line.trim() != "started" {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the program has ended");
+    }
+    Running(child)
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// DPDK passes offsets of headers only for its generic kinds of tunnels, which testpmd does not have.
+#[test]
+fn dpdk_has_tcp_in_tunnels_segmented_by_offsets() {
+    require!(all Requirement::LAB);
+    require!(
+        Requirement::Program("cc"),
+        Requirement::Program("pkg-config"),
+        Requirement::File("/usr/include/dpdk/rte_ethdev.h")
+    );
+    let nic = JumboNic::new("dpdk-tso");
+    let _program = start_generic(&nic);
+    let mut port = nic.far.frames("eth0");
+    let mut sent = 0;
+    for (outer6, inner6, payload, flags) in superframes() {
+        let inner = ip(inner6, 6, &tcp(12, payload, flags));
+        let framed = ethernet(inner6, [2; 6], &inner);
+        let protocol = if inner6 { [0x86, 0xdd] } else { [8, 0] };
+        let vxlan = [8, 0, 0, 0, 0, 0, 42, 0];
+        let geneve_ip = [&[0, 0][..], &protocol, &[0, 0, 42, 0]].concat();
+        let option = [2, 0, 0x65, 0x58, 0, 0, 42, 0, 1, 2, 3, 1, 9, 9, 9, 9];
+        // Lengths of everything between both IP headers.
+        for (name, length, protocol, content) in [
+            ("vxlan", 30, 17, udp(4789, &[&vxlan[..], &framed].concat())),
+            ("vxlan, other port", 30, 17, udp(8472, &[&vxlan[..], &framed].concat())),
+            ("geneve, option", 38, 17, udp(6081, &[&option[..], &framed].concat())),
+            ("geneve, IP", 16, 17, udp(6081, &[&geneve_ip[..], &inner].concat())),
+            ("gpe", 30, 17, udp(4790, &[&[12, 0, 0, 3, 0, 0, 42, 0][..], &framed].concat())),
+            ("gpe, IP", 16, 17, udp(4790, &[&[12, 0, 0, 1 + u8::from(inner6), 0, 0, 42, 0][..], &inner].concat())),
+            ("nvgre", 22, 47, [&[0x20, 0, 0x65, 0x58, 0, 0, 42, 7][..], &framed].concat()),
+            ("ip in ip", 0, if inner6 { 41 } else { 4 }, inner.clone()),
+        ] {
+            let l3 = |is_ipv6| if is_ipv6 { 40 } else { 20 };
+            let kinds = u8::from(outer6) | u8::from(inner6) << 1 | u8::from(protocol == 17) << 2;
+            let lengths = [2, kinds, l3(outer6), length, l3(inner6), 32];
+            let mut frame = ethernet(outer6, NEAR, &ip(outer6, protocol, &content));
+            frame[6..12].copy_from_slice(&lengths);
+            let what = format!("{name}, {outer6} {inner6} {payload} {flags:#x}");
+            comes_back_cut(&mut port, &frame, &what, || nic.log());
+            sent += 1;
+        }
+    }
+    assert_eq!((nic.segmented(), nic.log()), ([sent; 2], String::new()));
 }

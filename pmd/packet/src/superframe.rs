@@ -21,6 +21,9 @@ const SETTLED: Flags = Flags::TX_SEGMENT
     .with(Flags::TX_OUTER_L3_CHECKSUM)
     .with(Flags::TX_OUTER_L4_CHECKSUM);
 
+/// Offset of the flags in the TCP header (RFC 9293 section 3.1).
+const TCP_FLAGS: usize = 13;
+
 /// Parses the headers of a packet whose innermost TCP header, or UDP header at `l4`, is to be segmented.
 ///
 /// `l4` is the offset of the layer-4 header, if the caller knows it. VXLAN and GENEVE are recognised on every UDP
@@ -58,9 +61,7 @@ pub fn udp_header<'a>(head: &'a [u8], layers: &HeaderOffsets) -> Option<&'a [u8;
 
 /// Returns the flags of a TCP header in the first buffer of a packet, whose payload may lie in further ones.
 pub fn tcp_flags(packet: &Packet, layers: &HeaderOffsets) -> Option<u8> {
-    /// Offset of the flags in the header (RFC 9293 section 3.1).
-    const FLAGS: usize = 13;
-    packet.data().get(layers.l4() + FLAGS).filter(|_| layers.l4_type() == L4Type::Tcp).copied()
+    packet.data().get(layers.l4() + TCP_FLAGS).filter(|_| layers.l4_type() == L4Type::Tcp).copied()
 }
 
 /// Returns the length in bytes of the longest frame that a device makes of the packet. For a packet that is no
@@ -121,16 +122,54 @@ impl Cutter {
         if self.next == self.count {
             return None;
         }
-        let made = self.make(pool);
+        let made = self.make(pool, self.next);
         self.next += 1;
         Some(made)
     }
 
-    fn make(&self, pool: &Pool) -> Result<Packet, DropReason> {
-        let head = self.packet.data();
-        let mut segments =
-            Segmenter::new(head, &self.parsed, self.l4, self.packet.mss()).map_err(|_| DropReason::KernelOffload)?;
-        segments.skip(self.next);
+    /// Splits the superframe for a device that leaves the outer UDP checksum as it is, see `TunnelTso` of the ports.
+    ///
+    /// Returns a superframe whose frames have the same length, with the outer UDP checksum of each of them. The last
+    /// frame comes separately if it is shorter. As in a partially segmented packet of Linux, the lengths in the IP
+    /// headers are those of a frame. Returns the cutter if there is no free buffer, or if the payload is shared.
+    pub fn split(mut self, pool: &Pool) -> Result<(Packet, Option<Packet>), Self> {
+        match self.try_split(pool) {
+            Some(last) => Ok((self.packet, last)),
+            None => Err(self),
+        }
+    }
+
+    fn try_split(&mut self, pool: &Pool) -> Option<Option<Packet>> {
+        let first = self.make(pool, 0).ok()?;
+        let last = self.segments(self.count - 1).ok()?.next_payload()?;
+        let is_shorter = last.len() < usize::from(self.packet.mss());
+        let tail = if is_shorter { Some(self.make(pool, self.count - 1).ok()?) } else { None };
+        let header = first.data().get(..self.parsed.innermost().payload())?;
+        let flags_at = self.l4 + TCP_FLAGS;
+        let flags = *self.packet.data().get(..header.len())?.get(flags_at)?;
+        if !self.packet.truncate(if is_shorter { last.start } else { last.end }) {
+            return None;
+        }
+        let head = self.packet.data_mut();
+        head[..header.len()].copy_from_slice(header);
+        if tail.is_none() {
+            // The device leaves FIN and PSH in its last frame only.
+            head[flags_at] = flags;
+        }
+        self.packet.set_flags(self.packet.flags().without(Flags::TX_OUTER_L4_CHECKSUM));
+        Some(tail)
+    }
+
+    /// Returns the segments from the one with this number on.
+    fn segments(&self, number: usize) -> Result<Segmenter<'_>, DropReason> {
+        let segments = Segmenter::new(self.packet.data(), &self.parsed, self.l4, self.packet.mss());
+        let mut segments = segments.map_err(|_| DropReason::KernelOffload)?;
+        segments.skip(number);
+        Ok(segments)
+    }
+
+    fn make(&self, pool: &Pool, number: usize) -> Result<Packet, DropReason> {
+        let mut segments = self.segments(number)?;
         let payload = segments.next_payload().ok_or(DropReason::KernelOffload)?;
         let header_len = segments.header_len();
         let mut frame = pool.take().ok_or(DropReason::NoBuffer)?;

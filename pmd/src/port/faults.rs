@@ -30,7 +30,7 @@ use wirepath_packet::{BATCH, Batch, Packet, Pool};
 
 use super::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
-    PortId, PortSpec, PuntToKernel, Queues, RuleHardware, RxDriver, TxDriver,
+    PortId, PortSpec, PuntToKernel, Queues, RuleHardware, RxDriver, TunnelTso, TxDriver,
 };
 
 /// Largest [`QueueFaults::distance`].
@@ -495,6 +495,10 @@ impl TxDriver for FaultyTx {
 
     fn segments(&self, packet: &Packet) -> Option<bool> {
         self.inner.segments(packet)
+    }
+
+    fn tunnel_tso(&self, packet: &Packet) -> TunnelTso {
+        self.inner.tunnel_tso(packet)
     }
 
     fn count_lost(&mut self) {

@@ -9,7 +9,7 @@ use wirepath_packet::{Batch, HeaderLengths, Packet, Pool};
 use wirepath_wire::L4Type;
 use wirepath_wire::tcp::flags::CWR;
 
-use super::TxDriver;
+use super::{TunnelTso, TxDriver};
 
 /// Place where the control thread leaves software segmentation for a running queue.
 #[derive(Default)]
@@ -38,10 +38,20 @@ impl NewGso {
     }
 }
 
+/// Step before the driver gets a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    Send,
+    /// Cut into frames.
+    Cut,
+    /// Split into a superframe of equal frames, and a shorter frame.
+    Split,
+}
+
 /// Cuts superframes in front of a driver. It holds at most one superframe and one batch of frames.
 pub(super) struct SoftwareGso {
     pool: Pool,
-    /// The device segments plain TCP.
+    /// The device segments plain TCP, and some tunnels.
     device_segments: bool,
     cutting: Option<Cutter>,
     /// Frames that the driver has not accepted yet. They go before all others.
@@ -53,22 +63,31 @@ impl SoftwareGso {
         Self { pool, device_segments, cutting: None, staged: Batch::new() }
     }
 
-    /// Returns whether the packet must be cut before the driver gets it. Else its header lengths are right.
-    fn must_cut(&self, driver: &dyn TxDriver, packet: &mut Packet) -> bool {
+    /// Returns the step before the driver gets the packet. If it gets a superframe, the header lengths are right.
+    fn plan(&self, driver: &dyn TxDriver, packet: &mut Packet) -> Plan {
         if !packet.flags().contains(Flags::TX_SEGMENT) {
-            return false;
+            return Plan::Send;
         }
         if let Some(segments) = driver.segments(packet) {
-            return !segments;
+            return if segments { Plan::Send } else { Plan::Cut };
         }
         // Every NIC segments TCP outside tunnels and without ECN marking.
-        let Some(parsed) = superframe::parse(packet, None).filter(|_| self.device_segments) else { return true };
-        let layers = parsed.outer();
-        let is_plain = parsed.inner().is_none() && layers.l4_type() == L4Type::Tcp;
+        let Some(parsed) = superframe::parse(packet, None).filter(|_| self.device_segments) else { return Plan::Cut };
+        let layers = parsed.innermost();
         let is_marked = superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
         let lengths = HeaderLengths::from(&parsed);
         packet.set_header_lengths(lengths);
-        !is_plain || is_marked || lengths.l4_len == 0
+        if layers.l4_type() != L4Type::Tcp || is_marked || lengths.l4_len == 0 {
+            return Plan::Cut;
+        }
+        if parsed.inner().is_none() {
+            return Plan::Send;
+        }
+        match driver.tunnel_tso(packet) {
+            TunnelTso::No => Plan::Cut,
+            TunnelTso::Whole => Plan::Send,
+            TunnelTso::EqualSegments => Plan::Split,
+        }
     }
 
     /// Returns the number of frames that the driver has not accepted yet.
@@ -100,7 +119,12 @@ impl SoftwareGso {
                 self.cut(driver);
                 continue;
             }
-            let run = batch.iter_mut().position(|packet| self.must_cut(driver, packet)).unwrap_or(batch.len());
+            let mut plan = Plan::Send;
+            let run = batch.iter_mut().position(|packet| {
+                plan = self.plan(driver, packet);
+                plan != Plan::Send
+            });
+            let run = run.unwrap_or(batch.len());
             if run == batch.len() {
                 if run > 0 {
                     driver.transmit(batch);
@@ -112,15 +136,27 @@ impl SoftwareGso {
                 batch.drain_front(run, |packet| _ = staged.push(packet));
                 continue;
             }
-            let (cutting, counters) = (&mut self.cutting, driver.counters());
-            batch.drain_front(1, |packet| match Cutter::new(packet, None) {
-                Ok(cutter) => {
-                    counters.segmented.add(1);
-                    // One of the frames stands for the superframe.
-                    counters.injected_copies.add(cutter.remaining().saturating_sub(1) as u64);
-                    *cutting = Some(cutter);
+            let Self { pool, cutting, staged, .. } = self;
+            let counters = driver.counters();
+            batch.drain_front(1, |packet| {
+                let mut cutter = match Cutter::new(packet, None) {
+                    Ok(cutter) => cutter,
+                    Err((_, reason)) => return counters.drops.add(reason, 1),
+                };
+                if plan == Plan::Split && cutter.remaining() > 1 {
+                    match cutter.split(pool) {
+                        Ok((equal, last)) => {
+                            counters.injected_copies.add(u64::from(last.is_some()));
+                            // The batch is empty.
+                            return [Some(equal), last].into_iter().flatten().for_each(|it| _ = staged.push(it));
+                        }
+                        Err(whole) => cutter = whole,
+                    }
                 }
-                Err((_, reason)) => counters.drops.add(reason, 1),
+                counters.segmented.add(1);
+                // One of the frames stands for the superframe.
+                counters.injected_copies.add(cutter.remaining().saturating_sub(1) as u64);
+                *cutting = Some(cutter);
             });
         }
     }

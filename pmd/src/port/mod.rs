@@ -27,7 +27,7 @@ pub use error::{PortError, TriedDriver};
 pub(crate) use handoff::RingHandoff;
 pub use hardware::RuleHardware;
 pub use kernel::{KernelPunt, KernelRule};
-pub use queue::{RxDriver, RxQueue, TxDriver, TxQueue, bytes_of};
+pub use queue::{RxDriver, RxQueue, TunnelTso, TxDriver, TxQueue, bytes_of};
 pub use wirepath_packet::PortId;
 
 use gso::{NewGso, SoftwareGso};

@@ -42,6 +42,19 @@ pub trait RxDriver: Send {
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
 
+/// How a device segments a superframe in a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TunnelTso {
+    /// Not at all.
+    No,
+    /// Whole, with all headers.
+    Whole,
+    /// With all headers except for the outer UDP checksum, which stays as it is. It is right if all segments have the
+    /// same length, because the sum of the bytes behind it is then the same (linux:
+    /// Documentation/networking/checksum-offloads.rst, "LCO").
+    EqualSegments,
+}
+
 /// Transmit queue, as implemented by a driver. Programs use [`TxQueue`].
 pub trait TxDriver: Send {
     /// Takes packets from the front of `batch` in order, as many as the device accepts now, and leaves the
@@ -62,11 +75,17 @@ pub trait TxDriver: Send {
     }
 
     /// Returns whether the queue sends this packet, which has [`wirepath_packet::offload::Flags::TX_SEGMENT`], and
-    /// segments it or has it segmented. The port segments all others in software. `None`: the device segments plain
-    /// TCP if it has [`super::Offloads::TX_SEGMENT`], and nothing else.
+    /// segments it or has it segmented. The port segments all others in software. `None`: a device with
+    /// [`super::Offloads::TX_SEGMENT`] segments plain TCP, and TCP in tunnels as [`Self::tunnel_tso`] says.
     fn segments(&self, packet: &Packet) -> Option<bool> {
         let _ = packet;
         None
+    }
+
+    /// Returns how the device segments this TCP superframe, which is in a tunnel and has its header lengths set.
+    fn tunnel_tso(&self, packet: &Packet) -> TunnelTso {
+        let _ = packet;
+        TunnelTso::No
     }
 
     /// Counts the packets that the device accepted and will never send, because it is gone.

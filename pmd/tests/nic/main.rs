@@ -9,4 +9,5 @@ mod ipc_misuse;
 mod mana;
 mod mlx5;
 mod rules;
+mod tunnel_tso;
 mod verbs;

@@ -68,6 +68,8 @@ pub struct Mlx5Capabilities {
     pub striding: Option<Striding>,
     /// Tunnels whose inner headers the device parses (`MLX5DV_RAW_PACKET_CAP_TUNNELED_OFFLOAD_*`).
     pub tunnels: u32,
+    /// Work that the device does on headers whose offsets are in the send WQE (`MLX5DV_SW_PARSING*`).
+    pub sw_parsing: u32,
 }
 
 /// CQE compression capabilities.
@@ -209,8 +211,10 @@ impl Mlx5 {
     pub fn capabilities(&self) -> Result<Mlx5Capabilities> {
         let query = self.library()?.mlx5dv_query_device()?;
         let mut attr = mlx5dv_context::zeroed();
-        attr.comp_mask =
-            MLX5DV_CONTEXT_MASK_CQE_COMPRESION | MLX5DV_CONTEXT_MASK_STRIDING_RQ | MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS;
+        attr.comp_mask = MLX5DV_CONTEXT_MASK_CQE_COMPRESION
+            | MLX5DV_CONTEXT_MASK_SWP
+            | MLX5DV_CONTEXT_MASK_STRIDING_RQ
+            | MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS;
         // SAFETY: the context is open and belongs to libmlx5. `attr` is valid for writes; its mask selects the
         // written fields.
         self.inner().check("mlx5dv_query_device", unsafe { query(self.inner().raw.as_ptr(), &raw mut attr) })?;
@@ -438,18 +442,23 @@ fn translate(attr: &mlx5dv_context) -> Mlx5Capabilities {
     let has = |bit| attr.comp_mask & bit != 0;
     let flag = |bit| attr.flags & bit != 0;
     let compression = &attr.cqe_comp_caps;
-    let striding = &attr.striding_rq_caps;
+    let (striding, parsing) = (&attr.striding_rq_caps, &attr.sw_parsing_caps);
+    let is_raw = |qpts: u32| qpts & (1 << IBV_QPT_RAW_PACKET) != 0;
     Mlx5Capabilities {
         cqe_version_1: flag(MLX5DV_CONTEXT_FLAGS_CQE_V1),
         multi_packet: flag(MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED) && flag(MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW),
         compression: (has(MLX5DV_CONTEXT_MASK_CQE_COMPRESION) && compression.max_num > 1)
             .then_some(Compression { max_session: compression.max_num, formats: compression.supported_format }),
-        striding: (has(MLX5DV_CONTEXT_MASK_STRIDING_RQ) && striding.supported_qpts & (1 << IBV_QPT_RAW_PACKET) != 0)
-            .then_some(Striding {
-                log_bytes: striding.min_single_stride_log_num_of_bytes..=striding.max_single_stride_log_num_of_bytes,
-                log_strides: striding.min_single_wqe_log_num_of_strides..=striding.max_single_wqe_log_num_of_strides,
-            }),
+        striding: (has(MLX5DV_CONTEXT_MASK_STRIDING_RQ) && is_raw(striding.supported_qpts)).then_some(Striding {
+            log_bytes: striding.min_single_stride_log_num_of_bytes..=striding.max_single_stride_log_num_of_bytes,
+            log_strides: striding.min_single_wqe_log_num_of_strides..=striding.max_single_wqe_log_num_of_strides,
+        }),
         tunnels: if has(MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS) { attr.tunnel_offloads_caps } else { 0 },
+        sw_parsing: if has(MLX5DV_CONTEXT_MASK_SWP) && is_raw(parsing.supported_qpts) {
+            parsing.sw_parsing_offloads
+        } else {
+            0
+        },
     }
 }
 
@@ -464,6 +473,7 @@ mod tests {
         attr.striding_rq_caps.supported_qpts = 1 << IBV_QPT_RAW_PACKET;
         attr.striding_rq_caps.max_single_stride_log_num_of_bytes = 13;
         attr.tunnel_offloads_caps = 7;
+        attr.sw_parsing_caps = mlx5dv_sw_parsing_caps { sw_parsing_offloads: 5, supported_qpts: 1 << IBV_QPT_UD };
         attr.flags = MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW;
         assert_eq!(translate(&attr), Mlx5Capabilities::default());
         attr.comp_mask =
@@ -475,5 +485,9 @@ mod tests {
         assert_eq!(all.striding, Some(Striding { log_bytes: 0..=13, log_strides: 0..=0 }));
         attr.striding_rq_caps.supported_qpts = 1 << IBV_QPT_UD;
         assert_eq!(translate(&attr).striding, None, "striding of other queue pair types");
+        attr.comp_mask |= MLX5DV_CONTEXT_MASK_SWP;
+        assert_eq!(translate(&attr).sw_parsing, 0, "software parsing of other queue pair types");
+        attr.sw_parsing_caps.supported_qpts |= 1 << IBV_QPT_RAW_PACKET;
+        assert_eq!(translate(&attr).sw_parsing, 5);
     }
 }

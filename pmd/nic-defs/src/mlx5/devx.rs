@@ -71,6 +71,12 @@ pub mod ethernet_capability {
     pub const TUNNEL_STATELESS_GRE: CommandField = CommandField::new(0x1e, 1);
     /// 1 if the device parses the headers behind VXLAN.
     pub const TUNNEL_STATELESS_VXLAN: CommandField = CommandField::new(0x1f, 1);
+    /// 1 if a send descriptor can have offsets of headers (software parser).
+    pub const SWP: CommandField = CommandField::new(0x20, 1);
+    /// 1 if the device then computes checksums.
+    pub const SWP_CSUM: CommandField = CommandField::new(0x21, 1);
+    /// 1 if the device then segments TCP.
+    pub const SWP_LSO: CommandField = CommandField::new(0x22, 1);
     /// 1 if the device parses the headers behind GENEVE.
     pub const TUNNEL_STATELESS_GENEVE_RX: CommandField = CommandField::new(0x3f, 1);
 }

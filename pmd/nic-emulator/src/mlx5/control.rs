@@ -167,6 +167,9 @@ impl<H: Host> Mlx5<H> {
         if part.flags & !(abi::QP_FLAG_TUNNEL | abi::QP_FLAG_LOOPBACK_UC | abi::QP_FLAG_LOOPBACK_MC) != 0 {
             return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: unsupported flags {:#x}", part.flags)));
         }
+        if tunnels && !self.spec.mlx5.tunnels {
+            return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: the device has no tunnel offloads")));
+        }
         if fields & abi::RX_HASH_INNER != 0 && !tunnels {
             return Err(
                 call.refuse(Errno::OPNOTSUPP, format_args!("{name}: a hash of inner headers without tunnel offloads"))
@@ -328,7 +331,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 reserved: 0,
             };
         }
-        reply.tunnel_offloads_caps = abi::TUNNEL_VXLAN | abi::TUNNEL_GRE | abi::TUNNEL_GENEVE;
+        if mlx5.tunnels {
+            reply.tunnel_offloads_caps = abi::TUNNEL_VXLAN | abi::TUNNEL_GRE | abi::TUNNEL_GENEVE;
+        }
+        if mlx5.sw_parser {
+            let sw_parsing_offloads = abi::SW_PARSING | abi::SW_PARSING_CSUM | abi::SW_PARSING_LSO;
+            reply.sw_parsing_caps = abi::SwParsingCaps { sw_parsing_offloads, supported_qpts: raw };
+        }
         reply.as_bytes()[..size_of::<abi::QueryDeviceReply>().min(room)].to_vec()
     }
 
@@ -706,6 +715,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
                     "errors": sq.errors, "descriptors": sq.descriptors, "completions": sq.completions,
                     "doorbells": sq.doorbells,
                     "blue_flames": sq.blue_flames, "segmented": sq.segmented,
+                    "segmented_in_tunnels": sq.segmented_in_tunnels,
                     "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.unserved(),
                     "state": format!("{:?}", sq.state),
                 })

@@ -54,6 +54,8 @@ pub(super) struct Sq<R> {
     pub(super) descriptors: u64,
     /// Number of packets that were segmented.
     pub(super) segmented: u64,
+    /// Number of those in tunnels.
+    pub(super) segmented_in_tunnels: u64,
     pub(super) doorbells: u64,
     /// Doorbell register of the queue, if pages are not objects.
     pub(super) register: Option<usize>,
@@ -96,6 +98,7 @@ impl<R: Region> Sq<R> {
             completions: 0,
             descriptors: 0,
             segmented: 0,
+            segmented_in_tunnels: 0,
             doorbells: 0,
             register: None,
             blue_flames: 0,

@@ -12,9 +12,10 @@ use super::steering::{Steering, TxVerdict};
 use super::{MAX_SEND_WQE, Mlx5, Port};
 use crate::device::{Env, Event};
 use crate::faults::FaultKind;
-use crate::frame::{self, ETHERNET, Network, TCP, UDP};
+use crate::frame::{self, ETHERNET, HeaderOffsets, Network, TCP, UDP};
 use crate::host::{Host, Region};
 use crate::keys::MkeyTable;
+use crate::segment::TunnelHeaders;
 use crate::topology::{DeviceSpec, MinInline};
 use crate::{segment, tunnel};
 
@@ -461,6 +462,37 @@ impl<R: Region> Sender<'_, R> {
         Ok(())
     }
 
+    /// Returns the headers of a packet in a tunnel, which the device segments. Two sources know them: the device's own
+    /// parser, and the offsets in the descriptor (software parser).
+    fn tunnel_headers(&self, header: &[u8], descriptor: &Descriptor<'_>) -> Result<TunnelHeaders, Failure> {
+        let offsets: [usize; 4] = std::array::from_fn(|i| 2 * usize::from(descriptor.bytes[i]));
+        let outer = segment::parse_oversized(header);
+        if outer.network.is_none() {
+            return Err(malformed("segmentation in a tunnel without an outer IP header"));
+        }
+        let parsed = tunnel::inner_l3(header, &outer).filter(|_| self.spec.mlx5.tunnels);
+        let l3 = match (parsed, offsets) {
+            (None, [0, 0, 0, 0]) => {
+                return Err(malformed("inner headers that the device does not find, and no offsets of headers"));
+            }
+            (Some(l3), [0, 0, 0, 0]) => l3,
+            (_, [.., l3]) => l3,
+        };
+        let inner = segment::headers_at(header, l3);
+        let tunnel = TunnelHeaders { outer, inner };
+        if offsets != [0; 4] {
+            if !self.spec.mlx5.sw_parser {
+                return Err(malformed("offsets of headers, which the device does not take"));
+            }
+            if parsed.is_some_and(|parsed| parsed != l3) {
+                return Err(malformed(format!("an inner L3 offset of {l3}; the header is at {}", parsed.unwrap_or(0))));
+            }
+            check_offsets(&tunnel, offsets, descriptor.bytes[5]).map_err(malformed)?;
+        }
+        check_flags(&tunnel, descriptor.flags).map_err(malformed)?;
+        Ok(tunnel)
+    }
+
     /// Segments a large TCP packet and sends the segments.
     fn segment(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
@@ -478,20 +510,79 @@ impl<R: Region> Sender<'_, R> {
                 self.limit()
             )));
         }
+        let is_inner = descriptor.flags & (defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM) != 0;
+        let tunnel = is_inner.then(|| self.tunnel_headers(header, descriptor)).transpose()?;
         let mut packet = vec![0; LARGEST];
         packet[..header.len()].copy_from_slice(header);
         let length = self.gather(segments, &mut packet, header.len())?;
         let port = env.first_port + self.sq.port;
-        let cut = segment::segment_tcp(&packet[..length], header.len(), mss, |segment| {
+        let take = |segment: &[u8]| {
             if let Some(room) = env.outbox.room(segment.len()) {
                 room[..segment.len()].copy_from_slice(segment);
                 self.out(env, port, segment.len());
             }
-        });
+        };
+        let (packet, end) = (&packet[..length], header.len());
+        let cut = match &tunnel {
+            Some(tunnel) => segment::segment_in_tunnel(packet, tunnel, end, mss, take),
+            None => segment::segment_tcp(packet, end, mss, take),
+        };
         cut.map_err(wrong_length)?;
         self.sq.segmented += 1;
+        self.sq.segmented_in_tunnels += u64::from(tunnel.is_some());
         Ok(())
     }
+}
+
+/// Checks the fields of the software parser (DPDK: drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`).
+fn check_offsets(tunnel: &TunnelHeaders, offsets: [usize; 4], flags: u8) -> Result<(), String> {
+    let TunnelHeaders { outer, inner } = tunnel;
+    let [outer_l4, outer_l3, inner_l4, _] = offsets;
+    let has = |flag: u8| flags & flag != 0;
+    let is_ipv6 = |layers: &HeaderOffsets| layers.network == Some(Network::V6);
+    let outer_udp = outer.protocol == UDP;
+    let wanted_l4 = if outer_udp { outer.l4 } else { 0 };
+    if outer_l3 != outer.l3 {
+        return Err(format!("an outer L3 offset of {outer_l3}; the header is at {}", outer.l3));
+    }
+    // Linux gives the offset of each protocol, DPDK only that of UDP.
+    if outer_l4 != wanted_l4 && outer_l4 != outer.l4 {
+        return Err(format!("an outer L4 offset of {outer_l4}; the header is at {}", outer.l4));
+    }
+    if inner.network.is_none() || inner.l3 < outer.l4 || inner.protocol != TCP {
+        return Err(format!("an inner L3 offset of {}, where no IP header with TCP is", inner.l3));
+    }
+    if inner_l4 != inner.l4 {
+        return Err(format!("an inner L4 offset of {inner_l4}; the header is at {}", inner.l4));
+    }
+    let wanted = [
+        (defs::SWP_OUTER_IPV6, is_ipv6(outer), "outer IPv6"),
+        (defs::SWP_OUTER_UDP, outer_udp, "outer UDP"),
+        (defs::SWP_INNER_IPV6, is_ipv6(inner), "inner IPv6"),
+        (defs::SWP_INNER_UDP, false, "inner UDP"),
+    ];
+    match wanted.iter().find(|(flag, is, _)| has(*flag) != *is) {
+        Some((_, is, name)) => Err(format!("a flag of headers is wrong: {name} is {is}")),
+        None => Ok(()),
+    }
+}
+
+/// Checks that each checksum that segmentation in a tunnel changes is requested. The device computes one layer-4
+/// checksum of a packet (linux commit 6d6727dddc7f).
+fn check_flags(tunnel: &TunnelHeaders, flags: u8) -> Result<(), String> {
+    let TunnelHeaders { outer, inner } = tunnel;
+    let wanted = [
+        (defs::ETH_L4_INNER_CSUM, true, "inner L4"),
+        (defs::ETH_L3_INNER_CSUM, inner.network == Some(Network::V4), "inner L3"),
+        (defs::ETH_L3_CSUM, outer.network == Some(Network::V4), "outer L3"),
+    ];
+    if let Some((.., name)) = wanted.iter().find(|(flag, is_needed, _)| *is_needed && flags & flag == 0) {
+        return Err(format!("segmentation in a tunnel without the flag of the {name} checksum"));
+    }
+    if flags & defs::ETH_L4_CSUM != 0 {
+        return Err("segmentation in a tunnel with the flags of two L4 checksums".to_owned());
+    }
+    Ok(())
 }
 
 /// Computes the checksums that the driver offloads to the device. The old content of the fields is ignored.

@@ -145,9 +145,16 @@ impl<H: Host> Mlx5<H> {
                 };
                 set(ethernet::WQE_INLINE_MODE, inline.into());
                 set(ethernet::RSS_IND_TBL_CAP, MAX_TABLE.ilog2());
-                set(ethernet::TUNNEL_STATELESS_GRE, 1);
-                set(ethernet::TUNNEL_STATELESS_VXLAN, 1);
-                set(ethernet::TUNNEL_STATELESS_GENEVE_RX, 1);
+                for field in [
+                    ethernet::TUNNEL_STATELESS_GRE,
+                    ethernet::TUNNEL_STATELESS_VXLAN,
+                    ethernet::TUNNEL_STATELESS_GENEVE_RX,
+                ] {
+                    set(field, mlx5.tunnels.into());
+                }
+                for field in [ethernet::SWP, ethernet::SWP_CSUM, ethernet::SWP_LSO] {
+                    set(field, mlx5.sw_parser.into());
+                }
             }
             defs::CAPABILITIES_NIC_FLOW_TABLE => {
                 set(table::MAX_ENCAP_HEADER, mlx5.steering.encap_bytes.min(0x3ff));

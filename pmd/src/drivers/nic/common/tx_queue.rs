@@ -8,7 +8,7 @@ use super::max_frame_len;
 use super::quarantine::QueueTeardown;
 use super::queue_fault::QueueFault;
 use super::ring_handoff::RingHandoff;
-use crate::port::TxDriver;
+use crate::port::{TunnelTso, TxDriver};
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::driver::InFlight;
 use wirepath_packet::driver::TxBurst;
@@ -172,6 +172,12 @@ pub(crate) trait TxRing: Send + 'static {
     {
         let _ = fault;
         Vec::new()
+    }
+
+    /// Does [`TxDriver::tunnel_tso`]. `longest`: bytes of the longest frame.
+    fn tunnel_tso(&self, packet: &Packet, longest: usize) -> TunnelTso {
+        let _ = (packet, longest);
+        TunnelTso::No
     }
 
     /// Sets packets that go before all others. They are from an earlier ring.
@@ -349,6 +355,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
 
     fn in_flight(&self) -> Option<u32> {
         u32::try_from(self.len()).ok()
+    }
+
+    fn tunnel_tso(&self, packet: &Packet) -> TunnelTso {
+        self.ring.as_ref().map_or(TunnelTso::No, |ring| ring.tunnel_tso(packet, self.longest))
     }
 
     fn count_lost(&mut self) {

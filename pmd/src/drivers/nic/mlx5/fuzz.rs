@@ -113,8 +113,15 @@ impl FuzzQueues {
             (NicRxQueue::new(Arc::clone(&handoff), pool.clone(), pool.meta_template()), writer, handoff, mode)
         });
         let send = [false, true].map(|multi_packet| {
-            let mode =
-                TxConfig { inline_minimum: 0, inline: 0, multi_packet, max_tso: 65536, tunnels: 7, blue_flame: 64 };
+            let mode = TxConfig {
+                inline_minimum: 0,
+                inline: 0,
+                multi_packet,
+                max_tso: 65536,
+                tunnels: 7,
+                sw_parser: true,
+                blue_flame: 64,
+            };
             let (ring, writer) = send_ring(&pool, mode);
             let handoff = RingHandoff::with_ring(ring);
             (NicTxQueue::new(Arc::clone(&handoff), pool.clone(), 1500), writer, handoff, mode)

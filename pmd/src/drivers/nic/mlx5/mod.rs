@@ -106,7 +106,7 @@ const BLUE_FLAME: Key<WithDefault<Integer<usize>>> = Key::integer("blue_flame", 
     .about("A burst of one descriptor up to this size uses BlueFlame: the device need not fetch the descriptor.");
 const TUNNELS: Key<WithDefault<Flag>> = Key::flag("tunnels")
     .default(true)
-    .about("Lets the device check and compute inner checksums of the tunnels that it knows.");
+    .about("Lets the device check and compute inner checksums of the tunnels that it knows, and segment TCP in them.");
 const TIMESTAMPS: Key<WithDefault<Flag>> = Key::flag("timestamps")
     .default(false)
     .about("Stores the device's timestamp with each received packet. It excludes compressed completions.");

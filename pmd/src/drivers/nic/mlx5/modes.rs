@@ -1,6 +1,7 @@
 //! Choice of operating modes, by settings and capabilities of the device.
 
 use wirepath_nic_defs::mlx5::{ETH_L2_INLINE, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH};
+use wirepath_nic_defs::uverbs::mlx5::{SW_PARSING, SW_PARSING_CSUM, SW_PARSING_LSO};
 use wirepath_verbs::DeviceAttributes;
 use wirepath_verbs::mlx5::Mlx5Capabilities;
 
@@ -102,6 +103,17 @@ impl Modes {
         if !attributes.raw_packet.vlan_strip {
             notes.push("VLAN tags stay in received frames: the device cannot strip them".to_owned());
         }
+        let max_tso = (attributes.max_tso as usize).min(MAX_PACKET);
+        // Linux requires the same three (drivers/net/ethernet/mellanox/mlx5/core/en.h, `mlx5_tx_swp_supported`).
+        let parser = SW_PARSING | SW_PARSING_CSUM | SW_PARSING_LSO;
+        let sw_parser = options.tunnels && capabilities.sw_parsing & parser == parser;
+        if max_tso > 0 && options.tunnels && !sw_parser {
+            notes.push(
+                "superframes in tunnels other than VXLAN and GRE are cut in software: the device takes no header \
+                 offsets"
+                    .to_owned(),
+            );
+        }
         Self {
             send: TxConfig {
                 inline_minimum,
@@ -110,8 +122,9 @@ impl Modes {
                     && capabilities.multi_packet
                     && inline_minimum == 0
                     && options.tx_inline == 0,
-                max_tso: (attributes.max_tso as usize).min(MAX_PACKET),
+                max_tso,
                 tunnels: if options.tunnels { capabilities.tunnels } else { 0 },
+                sw_parser,
                 blue_flame: options.blue_flame,
             },
             layout,

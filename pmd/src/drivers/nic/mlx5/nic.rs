@@ -151,6 +151,9 @@ impl Mlx5Nic {
         if self.modes.send.tunnels != 0 {
             words.push("checksums in tunnels");
         }
+        if self.modes.send.tunnels != 0 || self.modes.send.sw_parser {
+            words.push("segmentation in tunnels");
+        }
         words.join(", ")
     }
 

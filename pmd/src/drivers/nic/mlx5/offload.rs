@@ -1,32 +1,50 @@
 //! Translation of a packet's offload requests for mlx5. The device finds headers itself and computes complete
 //! checksums, regardless of the content of the fields.
+//!
+//! The device segments TCP in tunnels too. It finds the inner headers of VXLAN and GRE itself, if its capabilities
+//! name them. For all other tunnels the descriptor has the offsets of the headers (software parser). Linux passes them
+//! for GENEVE (drivers/net/ethernet/mellanox/mlx5/core/en_accel/en_accel.h, `mlx5e_tx_tunnel_accel`). DPDK passes them
+//! for generic tunnels over UDP and IP (drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`).
+//!
+//! The device writes the lengths, identifications and header checksums of both IP headers, and the length of the outer
+//! UDP header. It computes one layer-4 checksum of a packet, here the inner one (linux commit 6d6727dddc7f). An outer
+//! UDP checksum stays as it is in each segment, and is right if all segments have the same length. Linux relies on that
+//! (its commit 64050cdad098, and Documentation/networking/segmentation-offloads.rst about partial segmentation).
 
-use wirepath_nic_defs::mlx5::{ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM};
+use wirepath_nic_defs::mlx5::{
+    ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM, SWP_INNER_IPV6, SWP_OUTER_IPV6, SWP_OUTER_UDP,
+};
 use wirepath_nic_defs::uverbs::mlx5::{TUNNEL_GENEVE, TUNNEL_GRE, TUNNEL_VXLAN};
 
-use super::wqe::{Tso, TxOffloads};
+use super::tx::TxConfig;
+use super::wqe::{SwParser, Tso, TxOffloads};
 use crate::drivers::sw_offload::{self, INNER_CHECKSUMS, OUTER_CHECKSUMS};
+use crate::port::TunnelTso;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{HeaderLengths, Packet, PtypeL3, PtypeL4};
 
 /// Requests that a packet can have.
 pub(super) const REQUESTS: Flags = sw_offload::REQUESTS.with(Flags::TX_METADATA);
-/// Most header bytes of a TSO packet: Ethernet with two tags, IP and TCP with all options.
-pub(super) const MAX_TSO_HEADER: usize = 14 + 8 + 60 + 60;
+/// Most header bytes of a TSO packet: DPDK's limit (drivers/net/mlx5/mlx5_defs.h, `MLX5_MAX_TSO_HEADER`). Tagged
+/// Ethernet in VXLAN over IPv6, with IPv6 and 44 bytes of TCP options inside, has as many.
+pub(super) const MAX_TSO_HEADER: usize = 192;
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 const GRE: u8 = 47;
+const IPV4_IN_IP: u8 = 4;
+const IPV6_IN_IP: u8 = 41;
 const VXLAN_PORT: u16 = 4789;
 const GENEVE_PORT: u16 = 6081;
 
-/// Reads the packet's requests. `inline`: headers are inline, so that the descriptor has no field for a VLAN
-/// tag, which is then inserted into the packet. `tunnels`: tunnel types that the device parses. `Err`: the
-/// packet can never be sent.
-pub(super) fn tx_offloads(packet: &mut Packet, inline: bool, tunnels: u32) -> Result<TxOffloads, DropReason> {
+/// Reads the packet's requests. With inline headers the descriptor has no field for a VLAN tag, which is then
+/// inserted into the packet. `Err`: the packet can never be sent.
+pub(super) fn tx_offloads(packet: &mut Packet, config: &TxConfig) -> Result<TxOffloads, DropReason> {
+    let (inline, tunnels) = (config.inline_minimum > 0, config.tunnels);
     let flags = packet.flags();
     let metadata = if flags.contains(Flags::TX_METADATA) { packet.mark().unwrap_or(0) } else { 0 };
     if flags.contains(Flags::TX_SEGMENT) {
-        return Ok(TxOffloads { metadata, ..segmentation(packet)? });
+        return Ok(TxOffloads { metadata, ..segmentation(packet, config)? });
     }
     let checksums = if flags.intersects(OUTER_CHECKSUMS.with(INNER_CHECKSUMS)) {
         checksums(packet, flags, tunnels)
@@ -47,7 +65,7 @@ pub(super) fn tx_offloads(packet: &mut Packet, inline: bool, tunnels: u32) -> Re
         packet.clear_vlan();
         tag = None;
     }
-    Ok(TxOffloads { checksums, tag, metadata, segment: None })
+    Ok(TxOffloads { checksums, tag, metadata, ..TxOffloads::default() })
 }
 
 /// Returns the flags of the requested checksums. `None` if the device would not find the headers.
@@ -74,18 +92,11 @@ fn checksums(packet: &Packet, flags: Flags, tunnels: u32) -> Option<u8> {
 
 /// Returns true if the device parses the packet's tunnel and finds the inner headers.
 fn looks_into(frame: &[u8], layers: &HeaderLengths, tunnels: u32) -> bool {
-    let outer = usize::from(layers.outer_l2_len);
-    let Some(ip) = frame.get(outer..) else { return false };
-    let (protocol, header) = match layers.outer_l3() {
-        PtypeL3::Ipv4 => (ip.get(9), ip.first().map_or(0, |first| usize::from(first & 0xf) * 4)),
-        // The device does not skip extension headers.
-        PtypeL3::Ipv6 => (ip.get(6), 40),
-        PtypeL3::Other => return false,
-    };
+    let Some((protocol, l4)) = ip_payload(frame, layers.outer_l2_len.into(), layers.outer_l3()) else { return false };
     let has = |tunnel: u32| tunnels & tunnel != 0;
-    match (protocol, ip.get(header + 2..header + 4)) {
-        (Some(&GRE), _) => has(TUNNEL_GRE),
-        (Some(&UDP), Some(port)) => match u16::from_be_bytes([port[0], port[1]]) {
+    match (protocol, frame.get(l4 + 2..l4 + 4)) {
+        (GRE, _) => has(TUNNEL_GRE),
+        (UDP, Some(port)) => match u16::from_be_bytes([port[0], port[1]]) {
             VXLAN_PORT => has(TUNNEL_VXLAN),
             GENEVE_PORT => has(TUNNEL_GENEVE),
             _ => false,
@@ -94,9 +105,94 @@ fn looks_into(frame: &[u8], layers: &HeaderLengths, tunnels: u32) -> bool {
     }
 }
 
+/// Returns the protocol of the IP header at `l3`, and the offset of its payload. The device does not skip extension
+/// headers.
+fn ip_payload(frame: &[u8], l3: usize, version: PtypeL3) -> Option<(u8, usize)> {
+    let ip = frame.get(l3..)?;
+    match version {
+        PtypeL3::Ipv4 => Some((*ip.get(9)?, l3 + usize::from(ip.first()? & 0xf) * 4)),
+        PtypeL3::Ipv6 => Some((*ip.get(6)?, l3 + 40)),
+        PtypeL3::Other => None,
+    }
+}
+
+/// Returns how the device segments a superframe in a tunnel, whose header lengths are set. `longest`: bytes of the
+/// longest frame.
+pub(super) fn tunnel_tso(packet: &Packet, config: &TxConfig, longest: usize) -> TunnelTso {
+    let Some((offloads, has_checksum)) = tunnel_segmentation(packet, config) else { return TunnelTso::No };
+    let tso = offloads.segment.unwrap_or(Tso { mss: 0, header: 0 });
+    // The tag is not in the packet yet.
+    let header = usize::from(tso.header) + if packet.vlan().is_some() { 4 } else { 0 };
+    let fits = header <= MAX_TSO_HEADER
+        && header + usize::from(tso.mss) <= longest
+        && packet.len() - usize::from(tso.header) <= config.max_tso;
+    match fits {
+        false => TunnelTso::No,
+        true if has_checksum || packet.flags().contains(Flags::TX_OUTER_L4_CHECKSUM) => TunnelTso::EqualSegments,
+        true => TunnelTso::Whole,
+    }
+}
+
+/// Prepares TCP segmentation in a tunnel, and returns whether the outer header has a UDP checksum. `None` if the device
+/// cannot do it.
+fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<(TxOffloads, bool)> {
+    let (frame, layers, mss) = (packet.data(), packet.header_lengths(), packet.mss());
+    let (outer_l3, tunnel_end) = (usize::from(layers.outer_l2_len), usize::from(layers.outer_len));
+    let inner_l3 = tunnel_end + usize::from(layers.l2_len);
+    let inner_l4 = inner_l3 + usize::from(layers.l3_len);
+    let header = inner_l4 + usize::from(layers.l4_len);
+    let half = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
+    let (protocol, outer_l4) = ip_payload(frame, outer_l3, layers.outer_l3())?;
+    let ethertype = if layers.l3() == PtypeL3::Ipv4 { 0x0800 } else { 0x86dd };
+    let sound = ip_payload(frame, inner_l3, layers.l3())? == (TCP, inner_l4)
+        && layers.l4() == PtypeL4::Tcp
+        && layers.l4_len >= 20
+        && outer_l4 <= tunnel_end
+        // The device does not skip MPLS labels in front of the IP header.
+        && (layers.l2_len == 0 || half(inner_l3 - 2)? == ethertype)
+        && mss > 0
+        && header <= MAX_TSO_HEADER.min(frame.len())
+        && header < packet.len();
+    if !sound {
+        return None;
+    }
+    let has_checksum = protocol == UDP && half(outer_l4 + 6)? != 0;
+    let is_parsed = match protocol {
+        // Linux gives VXLAN to the device if it carries Ethernet frames (include/net/vxlan.h, `vxlan_features_check`).
+        UDP => config.tunnels & TUNNEL_VXLAN != 0 && half(outer_l4 + 2)? == VXLAN_PORT && layers.l2_len >= 14,
+        // Each segment would need a checksum or a sequence number of its own.
+        GRE if half(outer_l4)? & 0x9000 != 0 => return None,
+        GRE => config.tunnels & TUNNEL_GRE != 0,
+        IPV4_IN_IP | IPV6_IN_IP => false,
+        _ => return None,
+    };
+    let sw_parser = if is_parsed {
+        SwParser::default()
+    } else if config.sw_parser {
+        let outer_udp = if protocol == UDP { outer_l4 } else { 0 };
+        let offsets = [outer_udp, outer_l3, inner_l4, inner_l3];
+        if offsets.iter().any(|at| at % 2 != 0) {
+            return None;
+        }
+        let flag = |condition, flag| if condition { flag } else { 0 };
+        SwParser {
+            // They are at most [`MAX_TSO_HEADER`].
+            offsets: offsets.map(|at| (at / 2) as u8),
+            flags: flag(layers.outer_l3() == PtypeL3::Ipv6, SWP_OUTER_IPV6)
+                | flag(protocol == UDP, SWP_OUTER_UDP)
+                | flag(layers.l3() == PtypeL3::Ipv6, SWP_INNER_IPV6),
+        }
+    } else {
+        return None;
+    };
+    let checksums = ETH_L3_CSUM | ETH_L3_INNER_CSUM | ETH_L4_INNER_CSUM;
+    let segment = Some(Tso { mss, header: header as u16 });
+    Some((TxOffloads { checksums, segment, sw_parser, ..TxOffloads::default() }, has_checksum))
+}
+
 /// Prepares TCP segmentation. The device writes lengths, identification, sequence numbers and checksums of
 /// each segment.
-fn segmentation(packet: &mut Packet) -> Result<TxOffloads, DropReason> {
+fn segmentation(packet: &mut Packet, config: &TxConfig) -> Result<TxOffloads, DropReason> {
     let refused = DropReason::KernelOffload;
     if let Some(tci) = packet.vlan() {
         // Headers are inline, which leaves no field for the tag in the descriptor.
@@ -104,14 +200,26 @@ fn segmentation(packet: &mut Packet) -> Result<TxOffloads, DropReason> {
         sw_offload::insert_vlan_tag(packet, tci, service)?;
         packet.clear_vlan();
         let mut layers = packet.header_lengths();
-        layers.l2_len += 4;
+        if layers.outer_len == 0 {
+            layers.l2_len = layers.l2_len.checked_add(4).ok_or(refused)?;
+        } else {
+            layers.outer_l2_len = layers.outer_l2_len.checked_add(4).ok_or(refused)?;
+            layers.outer_len = layers.outer_len.checked_add(4).ok_or(refused)?;
+        }
         packet.set_header_lengths(layers);
     }
     let layers = packet.header_lengths();
+    if layers.outer_len != 0 {
+        let (offloads, has_checksum) = tunnel_segmentation(packet, config).ok_or(refused)?;
+        // The checksum must be that of each segment.
+        let are_equal = |tso: Tso| (packet.len() - usize::from(tso.header)).is_multiple_of(tso.mss.into());
+        let is_wrong = packet.flags().contains(Flags::TX_OUTER_L4_CHECKSUM)
+            || has_checksum && !offloads.segment.is_some_and(are_equal);
+        return if is_wrong { Err(refused) } else { Ok(offloads) };
+    }
     let header = usize::from(layers.l2_len) + usize::from(layers.l3_len) + usize::from(layers.l4_len);
     let mss = packet.mss();
-    let sound = layers.outer_len == 0
-        && layers.l3() != PtypeL3::Other
+    let sound = layers.l3() != PtypeL3::Other
         && layers.l4() == PtypeL4::Tcp
         && layers.l2_len >= 14
         && layers.l3_len >= 20

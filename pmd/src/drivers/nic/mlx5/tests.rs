@@ -16,15 +16,22 @@ use crate::drivers::nic::common::queue_fault::QueueFault;
 use crate::drivers::nic::common::ring_handoff::RingHandoff;
 use crate::drivers::nic::common::test_support::{memory, mrs, packet, send, tx_queue};
 use crate::drivers::nic::common::tx_queue::NicTxQueue;
-use crate::port::TxDriver;
+use crate::port::{TunnelTso, TxDriver};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Packet, Pool, PtypeL3, PtypeL4};
 
 const LKEY: u32 = 0x4711;
 const QUEUE: u32 = 0x123;
-const POINTERS: TxConfig =
-    TxConfig { inline_minimum: 0, inline: 0, multi_packet: false, max_tso: 1 << 18, tunnels: 7, blue_flame: 0 };
+const POINTERS: TxConfig = TxConfig {
+    inline_minimum: 0,
+    inline: 0,
+    multi_packet: false,
+    max_tso: 1 << 18,
+    tunnels: 7,
+    sw_parser: true,
+    blue_flame: 0,
+};
 
 /// A send queue and the device's side of it.
 struct Transmit {
@@ -112,6 +119,61 @@ fn descriptors_match_the_documentation() {
     it.complete(CQE_REQUEST, 4, 0);
     it.queue.reclaim();
     assert_eq!(it.pool.outstanding(), 1, "one completion stands for all before it");
+}
+
+#[test]
+fn segmentation_in_tunnels_names_the_headers() {
+    let mut it = transmit(64, POINTERS);
+    // VXLAN in IPv4 with TCP in IPv6 inside: 14 + 20 + 8 + 8 bytes, then 14 + 40 + 20.
+    let superframe = |it: &Transmit, port: u16| {
+        let mut packet = it.packet(1100);
+        let data = packet.data_mut();
+        data[12..15].copy_from_slice(&[8, 0, 0x45]);
+        data[23] = 17;
+        data[36..42].copy_from_slice(&[(port >> 8) as u8, port as u8, 4, 42, 0, 0]);
+        data[62..65].copy_from_slice(&[0x86, 0xdd, 0x60]);
+        data[70] = 6;
+        let mut layers = packet.header_lengths();
+        (layers.outer_len, layers.outer_l2_len) = (50, 14);
+        (layers.l2_len, layers.l3_len, layers.l4_len) = (14, 40, 20);
+        packet.set_header_lengths(layers.with_types(PtypeL3::Ipv6, PtypeL4::Tcp, PtypeL3::Ipv4));
+        packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM));
+        packet.set_mss(500);
+        packet
+    };
+    let others = superframe(&it, 8472);
+    let at = others.data().as_ptr() as u64 + 124;
+    assert_eq!(it.send([superframe(&it, 4789), others]), 2);
+    // Each takes three blocks: control, 14 bytes and 124 of headers, data.
+    assert_eq!(it.bytes(0, 32)[..30], [words(&[0xe, 0x0001_230b, 0, 0, 0, 0x7000_01f4, 0]), vec![0, 124]].concat());
+    // The device does not know this port. Offsets count in units of two bytes.
+    let want = [words(&[0x30e, 0x0001_230b, 8, 0, 0x1107_3420, 0x7021_01f4, 0]), vec![0, 124]].concat();
+    assert_eq!(it.bytes(3, 32)[..30], want);
+    assert_eq!(it.bytes(5, 48)[32..], words(&[976, LKEY, (at >> 32) as u32, at as u32]));
+    // The device leaves an outer checksum as it is. It is not right in segments of other lengths, or if it is missing.
+    let mut summed = superframe(&it, 4789);
+    summed.data_mut()[41] = 1;
+    let mut requested = superframe(&it, 4789);
+    requested.set_flags(requested.flags().with(Flags::TX_OUTER_L4_CHECKSUM));
+    for packet in [summed, requested] {
+        assert_eq!(it.queue.tunnel_tso(&packet), TunnelTso::EqualSegments);
+        assert_eq!(it.send([packet]), 1);
+    }
+    assert_eq!((it.posted(), it.queue.counters().drops.get(DropReason::KernelOffload)), (6, 2));
+    let mut equal = superframe(&it, 4789);
+    equal.data_mut()[41] = 1;
+    equal.set_mss(244);
+    assert_eq!((it.send([equal]), it.posted()), (1, 9));
+    let of_both = |config| {
+        let it = transmit(64, config);
+        [4789, 8472].map(|port| it.queue.tunnel_tso(&superframe(&it, port)))
+    };
+    let (no, whole) = (TunnelTso::No, TunnelTso::Whole);
+    assert_eq!(of_both(POINTERS), [whole, whole]);
+    assert_eq!(of_both(TxConfig { sw_parser: false, ..POINTERS }), [whole, no]);
+    assert_eq!(of_both(TxConfig { tunnels: 0, ..POINTERS }), [whole, whole]);
+    assert_eq!(of_both(TxConfig { tunnels: 0, sw_parser: false, ..POINTERS }), [no, no]);
+    assert_eq!(of_both(TxConfig { max_tso: 975, ..POINTERS }), [no, no]);
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
 use crate::drivers::nic::common::tx_queue::{self, TxInFlight, TxLimits};
+use crate::port::TunnelTso;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::driver::{FastPathFilter, TxBurst};
 use wirepath_packet::drops::DropReason;
@@ -46,6 +47,8 @@ pub(super) struct TxConfig {
     pub(super) max_tso: usize,
     /// Tunnel types that the device parses (`TUNNEL_*`).
     pub(super) tunnels: u32,
+    /// The device segments packets whose header offsets are in the descriptor.
+    pub(super) sw_parser: bool,
     /// A burst of one descriptor up to this many bytes is written to the BlueFlame register.
     pub(super) blue_flame: usize,
 }
@@ -269,7 +272,7 @@ impl TxRing {
             return Err(DropReason::TooShort);
         }
         let offloads = if packet.flags().intersects(REQUESTS) {
-            offload::tx_offloads(packet, minimum > 0, mode.tunnels)?
+            offload::tx_offloads(packet, mode)?
         } else {
             TxOffloads::default()
         };
@@ -350,6 +353,10 @@ impl tx_queue::TxRing for TxRing {
         // These hold the hardware queue.
         drop((ring, records, completions, registers));
         in_flight.take_newest(unsent)
+    }
+
+    fn tunnel_tso(&self, packet: &Packet, longest: usize) -> TunnelTso {
+        offload::tunnel_tso(packet, &self.mode, longest)
     }
 
     fn set_backlog(&mut self, packets: Vec<Packet>) {

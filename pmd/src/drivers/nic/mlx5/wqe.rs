@@ -67,6 +67,17 @@ pub(super) struct TxOffloads {
     pub(super) metadata: u32,
     /// TCP segmentation, if requested.
     pub(super) segment: Option<Tso>,
+    /// Where the headers are, if the device does not find them.
+    pub(super) sw_parser: SwParser,
+}
+
+/// Fields of the software parser. All zero: the device finds the headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SwParser {
+    /// Offsets of outer L4, outer L3, inner L4 and inner L3, in units of two bytes. 0: no such header.
+    pub(super) offsets: [u8; 4],
+    /// `SWP_*` flags.
+    pub(super) flags: u8,
 }
 
 /// Parameters of TCP segmentation.
@@ -91,7 +102,9 @@ impl Wqe {
     pub(super) fn new(offloads: &TxOffloads, inline: &[u8]) -> Option<Self> {
         let mut bytes = [0; MAX_SEGMENTS * SEGMENT_BYTES];
         let ethernet = &mut bytes[CONTROL_BYTES..];
+        ethernet[..4].copy_from_slice(&offloads.sw_parser.offsets);
         ethernet[4] = offloads.checksums;
+        ethernet[5] = offloads.sw_parser.flags;
         ethernet[8..12].copy_from_slice(&offloads.metadata.to_be_bytes());
         let mut opcode = OPCODE_SEND;
         if let Some(tso) = offloads.segment {
