@@ -4,7 +4,8 @@
 use wirepath_nic_defs::mlx5::{ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM};
 use wirepath_nic_defs::uverbs::mlx5::{TUNNEL_GENEVE, TUNNEL_GRE, TUNNEL_VXLAN};
 
-use super::wqe::{Tso, TxOffloads};
+use super::wqe::TxOffloads;
+use crate::drivers::nic::common::tso;
 use crate::drivers::sw_offload::{self, INNER_CHECKSUMS, OUTER_CHECKSUMS};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
@@ -26,7 +27,9 @@ pub(super) fn tx_offloads(packet: &mut Packet, inline: bool, tunnels: u32) -> Re
     let flags = packet.flags();
     let metadata = if flags.contains(Flags::TX_METADATA) { packet.mark().unwrap_or(0) } else { 0 };
     if flags.contains(Flags::TX_SEGMENT) {
-        return Ok(TxOffloads { metadata, ..segmentation(packet)? });
+        // Headers are inline, which leaves no field for a tag in the descriptor.
+        let segment = Some(tso::prepare(packet, MAX_TSO_HEADER)?);
+        return Ok(TxOffloads { checksums: ETH_L3_CSUM | ETH_L4_CSUM, metadata, segment, tag: None });
     }
     let checksums = if flags.intersects(OUTER_CHECKSUMS.with(INNER_CHECKSUMS)) {
         checksums(packet, flags, tunnels)
@@ -92,36 +95,4 @@ fn looks_into(frame: &[u8], layers: &HeaderLengths, tunnels: u32) -> bool {
         },
         _ => false,
     }
-}
-
-/// Prepares TCP segmentation. The device writes lengths, identification, sequence numbers and checksums of
-/// each segment.
-fn segmentation(packet: &mut Packet) -> Result<TxOffloads, DropReason> {
-    let refused = DropReason::KernelOffload;
-    if let Some(tci) = packet.vlan() {
-        // Headers are inline, which leaves no field for the tag in the descriptor.
-        let service = packet.flags().contains(Flags::VLAN_SERVICE);
-        sw_offload::insert_vlan_tag(packet, tci, service)?;
-        packet.clear_vlan();
-        let mut layers = packet.header_lengths();
-        layers.l2_len += 4;
-        packet.set_header_lengths(layers);
-    }
-    let layers = packet.header_lengths();
-    let header = usize::from(layers.l2_len) + usize::from(layers.l3_len) + usize::from(layers.l4_len);
-    let mss = packet.mss();
-    let sound = layers.outer_len == 0
-        && layers.l3() != PtypeL3::Other
-        && layers.l4() == PtypeL4::Tcp
-        && layers.l2_len >= 14
-        && layers.l3_len >= 20
-        && layers.l4_len >= 20
-        && mss > 0
-        && header <= MAX_TSO_HEADER
-        && header < packet.len();
-    if !sound || (packet.data().len() < header && !packet.pull_up(header)) {
-        return Err(refused);
-    }
-    let tso = Tso { mss, header: header as u16 };
-    Ok(TxOffloads { checksums: ETH_L3_CSUM | ETH_L4_CSUM, segment: Some(tso), ..TxOffloads::default() })
 }
