@@ -13,6 +13,7 @@ mod broadcast;
 mod floods;
 mod frames;
 mod geneve;
+mod gpe;
 mod gre;
 mod guest;
 mod l2fwd;
@@ -168,6 +169,27 @@ geneve! {
     geneve_af_packet_ipv6, by("af_packet", true);
     geneve_af_xdp_ipv4, by("af_xdp", false);
     geneve_mlx5_ipv4, by("mlx5", false);
+}
+
+/// VXLAN-GPE with Ethernet frames and with IP packets.
+macro_rules! gpe {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            frames_out: crate::gpe::frames_out;
+            frames_in: crate::gpe::frames_in;
+            packets_out: crate::gpe::packets_out;
+            packets_in: crate::gpe::packets_in;
+        })*
+    };
+}
+
+gpe! {
+    gpe_af_packet_ipv4, by("af_packet", false);
+    gpe_af_packet_ipv6, by("af_packet", true);
+    gpe_af_xdp_ipv4, by("af_xdp", false);
+    gpe_mlx5_ipv4, by("mlx5", false);
 }
 
 /// GRE with Ethernet frames.

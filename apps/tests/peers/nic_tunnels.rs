@@ -7,7 +7,7 @@ use wirepath::control_socket::Client;
 use wirepath_testlab::{FramePort, eventually, oracle};
 
 use crate::program::Program;
-use crate::scapy_remote::exchange;
+use crate::scapy_remote::{exchange, routed};
 use crate::world::{Variant, WAIT_LIMIT, World};
 
 /// A tunnel to a remote.
@@ -235,19 +235,7 @@ impl Gateway {
     fn start(world: &World, cell: &Cell, more: &str) -> Self {
         let remote = world.variant.remote(0);
         let checksum = if world.variant.ipv6 { "udp_checksum = \"zero\"\n" } else { "" };
-        let (lan, routes) = if cell.routed {
-            let hop = "next_hops = [{ segment = \"blue\" }]";
-            (
-                "addresses = [\"10.255.0.1/30\", \"fd00:ff::1/64\"]\n[[segment]]\nname = \"lan\"\n\
-                 addresses = [\"10.1.0.254/24\", \"fd00:1::fe/64\"]\n",
-                format!(
-                    "[[vrf]]\nname = \"default\"\nroutes = [{{ to = \"10.2.0.0/24\", {hop} }}, \
-                     {{ to = \"fd00:2::/64\", {hop} }}]\n"
-                ),
-            )
-        } else {
-            ("", String::new())
-        };
+        let [lan, routes] = if cell.routed { routed() } else { [String::new(), String::new()] };
         let config = format!(
             "{}{checksum}[[segment]]\nname = \"blue\"\n{}\nremotes = [\"{remote}\"]\n{lan}\
              ports = [{{ port = \"lan0\" }}]\n{routes}[control]\nsocket = 'control.sock'\n{more}",

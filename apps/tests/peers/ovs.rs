@@ -22,8 +22,9 @@ const MTU: u32 = 1400;
 /// A tunnel: its name, the words that add it to Open vSwitch, and keys of the gateway's segment.
 type Tunnel = (&'static str, &'static str, &'static str);
 
-const TUNNELS: [Tunnel; 4] = [
+const TUNNELS: [Tunnel; 5] = [
     ("VXLAN", "type=vxlan", "kind = \"vxlan\""),
+    ("VXLAN-GPE", "type=vxlan options:exts=gpe options:dst_port=4790", "kind = \"vxlan-gpe\""),
     (
         "GENEVE with an option",
         "type=geneve",

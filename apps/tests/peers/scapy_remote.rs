@@ -45,6 +45,31 @@ pub(crate) fn start(world: &World, kind: &str, keys: &str) -> Program {
     world.start_with(&(world.ports() + &segment))
 }
 
+/// Returns the last keys of a segment with a layer-3 tunnel, followed by a segment of the local host without its ports;
+/// and a VRF with routes into the tunnel, to `10.2.0.0/24` and `fd00:2::/64`.
+pub(crate) fn routed() -> [String; 2] {
+    let hop = "next_hops = [{ segment = \"blue\" }]";
+    [
+        "addresses = [\"10.255.0.1/30\", \"fd00:ff::1/64\"]\n[[segment]]\nname = \"lan\"\n\
+         addresses = [\"10.1.0.254/24\", \"fd00:1::fe/64\"]\n"
+            .to_owned(),
+        format!(
+            "[[vrf]]\nname = \"default\"\nroutes = [{{ to = \"10.2.0.0/24\", {hop} }}, \
+             {{ to = \"fd00:2::/64\", {hop} }}]\n"
+        ),
+    ]
+}
+
+/// Starts a gateway that routes between the local host and a layer-3 tunnel. `keys` are those of its segment.
+pub(crate) fn start_layer3(world: &World, keys: &str) -> Program {
+    let (remote, [lan, vrf]) = (world.variant.remote(0), routed());
+    let segments = format!(
+        "[[segment]]\nname = \"blue\"\n{keys}\nremotes = [\"{remote}\"]\n{lan}\
+         ports = [{{ port = \"lan0\" }}]\n{vrf}"
+    );
+    world.start_with(&(world.ports() + &segments))
+}
+
 /// Sends a frame until it arrives, and returns what arrived. The first ones wait for the gateway.
 pub(crate) fn exchange(from: &FramePort, to: &mut FramePort, frame: &[u8], ends_with: &[u8]) -> Vec<u8> {
     for _ in 0..40 {

@@ -68,9 +68,11 @@ fn other_nics_pass_and_lack_features() {
     let (code, report) = emulated(mana, &["mana:mana0"]);
     assert_passes(code, &report, 8);
     assert_eq!(with_result(&report, "skip").len(), 2, "rules, link-flap: {report}");
-    let (code, report) = emulated(LOOPED_MLX5, &["verbs:mlx50", "--only", "frames,modes,rules"]);
+    let (code, report) = emulated(LOOPED_MLX5, &["verbs:mlx50", "--only", "frames,tso,modes,rules"]);
     assert_passes(code, &report, 8);
-    assert!(with_result(&report, "pass").iter().any(|(feature, _)| *feature == "modes: checksums = false"));
+    for passed in ["modes: checksums = false", "tso"] {
+        assert!(with_result(&report, "pass").iter().any(|(feature, _)| *feature == passed), "{passed}: {report}");
+    }
 }
 
 #[test]

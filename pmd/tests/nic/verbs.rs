@@ -4,11 +4,12 @@
 use crate::common::bytes;
 use crate::emulated::{
     EmulatedNic, checksum_cases, finish, has_valid_checksums, nic_tests, packet, receive, send, send_until_received,
-    under,
+    statistic, under,
 };
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
-use wirepath_packet::{Pool, PtypeL3, PtypeL4};
-use wirepath_pmd::port::OpenPort;
+use wirepath_packet::{Packet, Pool, PtypeL3, PtypeL4};
+use wirepath_pmd::port::{Offloads, OpenPort, StartedPort};
 use wirepath_testlab::{Requirement, require};
 
 const RDMA: Requirement = Requirement::File("/etc/libibverbs.d/mlx5.driver");
@@ -106,5 +107,164 @@ fn unsupported_checksums_are_computed_in_software() {
             finish(port, &pool);
         }
         assert_eq!(nics.violations(), [""; 0]);
+    });
+}
+
+/// A TCP superframe with a payload of `len` bytes, and the number of its segments.
+fn superframe(pool: &Pool, l3: PtypeL3, len: usize, mss: u16, tcp_flags: u8) -> (Packet, usize) {
+    let mut packet = packet(pool, l3, PtypeL4::Tcp, len);
+    packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM).with(Flags::TX_L3_CHECKSUM));
+    packet.set_mss(mss);
+    let tcp = usize::from(packet.header_lengths().l2_len) + usize::from(packet.header_lengths().l3_len);
+    packet.data_mut()[tcp + 13] = tcp_flags;
+    (packet, len.div_ceil(mss.into()))
+}
+
+const ACK: u8 = 0x10;
+const FIN_PSH_ACK: u8 = 0x19;
+const CWR_ACK: u8 = 0x90;
+
+/// Sends superframes of all kinds between other packets, and returns the received frames.
+fn exchange_superframes(port: &mut StartedPort, pool: &Pool) -> Vec<Vec<u8>> {
+    port.port.segment_superframes();
+    let mut all = Vec::new();
+    let mut exchange = |port: &mut StartedPort, packets: Vec<Packet>, frames| {
+        send(port, packets);
+        all.extend(receive(port, frames).iter().map(bytes));
+    };
+    for l3 in [PtypeL3::Ipv4, PtypeL3::Ipv6] {
+        // 65 450 bytes have more buffers than libmlx5 takes segments. The device does not segment CWR.
+        for len in [1441, 20_000, 61_000, 65_450] {
+            for (mss, tcp_flags) in [(1440, FIN_PSH_ACK), (8900, ACK), (1440, CWR_ACK)] {
+                let (packet, frames) = superframe(pool, l3, len, mss, tcp_flags);
+                exchange(port, vec![packet], frames);
+            }
+        }
+        let (mut tagged, frames) = superframe(pool, l3, 5000, 1000, ACK);
+        tagged.set_vlan(0x6123);
+        exchange(port, vec![tagged], frames);
+    }
+    // Bursts that end at every block of the ring, over several rounds.
+    for round in 0..2000usize {
+        let (mut burst, mut frames) = (Vec::new(), 0);
+        for n in 0..1 + round % 5 {
+            let (packet, segments) = superframe(pool, PtypeL3::Ipv6, 1500 + 700 * (round % 9), 1400, ACK);
+            burst.push(packet);
+            frames += segments;
+            let others = (round + n) % 3;
+            burst.extend((0..others).map(|i| self::packet(pool, PtypeL3::Ipv4, PtypeL4::Udp, 20 + 900 * i)));
+            frames += others;
+        }
+        exchange(port, burst, frames);
+    }
+    all
+}
+
+/// Superframes that the device cuts must leave as those that software cuts. `keys` are keys of the device.
+fn compare_with_software_gso(name: &str, keys: &str) {
+    let device = VERBS.topology().replace("[[device.port]]", &format!("{keys}[[device.port]]"));
+    under(name, &device, |nics| {
+        let mut by_mode = Vec::new();
+        for mode in VERBS.modes {
+            let pool = Pool::new("tso", 8192).expect("memory");
+            let mut port = VERBS.start(&pool, mode, |_| ());
+            let by_device = mode.is_empty();
+            assert_eq!(port.port.capabilities().offloads.contains(Offloads::TX_SEGMENT), by_device);
+            by_mode.push(exchange_superframes(&mut port, &pool));
+            assert_eq!(statistic(&mut port, "queue_resets"), 0, "{mode}");
+            let cut = port.tx[0].counters().segmented.get();
+            let segmented: u64 = nics.sent("segmented").iter().sum();
+            // In software: those with CWR and those of 65 450 bytes.
+            let expected = if by_device { (6014, 12) } else { (0, 6026) };
+            assert_eq!((segmented, cut), expected, "{mode}");
+            finish(port, &pool);
+        }
+        assert_eq!(by_mode[0].len(), by_mode[1].len());
+        for (n, (device, software)) in by_mode[0].iter().zip(&by_mode[1]).enumerate() {
+            assert!(has_valid_checksums(&untagged(device)), "frame {n}");
+            assert_eq!(device, software, "frame {n}");
+        }
+        assert_eq!(nics.violations(), [""; 0]);
+    });
+}
+
+#[test]
+fn superframes_leave_as_the_segments_of_software_gso() {
+    require!(RDMA);
+    compare_with_software_gso("verbs::superframes_leave_as_the_segments_of_software_gso", "");
+}
+
+#[test]
+fn superframes_leave_with_inline_headers_too() {
+    require!(RDMA);
+    compare_with_software_gso("verbs::superframes_leave_with_inline_headers_too", "min_inline = 'l2'\n");
+}
+
+/// Removes the VLAN tag of a frame.
+fn untagged(frame: &[u8]) -> Vec<u8> {
+    if frame[12..14] == [0x81, 0x00] { [&frame[..12], &frame[16..]].concat() } else { frame.to_vec() }
+}
+
+#[test]
+fn a_refusing_provider_leaves_superframes_to_software() {
+    require!(RDMA);
+    VERBS.under("verbs::a_refusing_provider_leaves_superframes_to_software", "", |nics| {
+        let pool = Pool::new("refused", 8192).expect("memory");
+        // The control socket exists once a device was opened.
+        drop(VERBS.open(VERBS.device, ""));
+        // The second queue pair is that of the probe of TCP segmentation.
+        nics.inject("kind = 'refuse'\ncommand = 'create_qp'\nafter = 1\nerrno = 'EPERM'");
+        let mut port = VERBS.start(&pool, "", |_| ());
+        let capabilities = port.port.capabilities();
+        assert!(!capabilities.offloads.contains(Offloads::TX_SEGMENT));
+        let is_told = |note: &String| note.contains("TCP segmentation in software") && note.contains("EPERM");
+        assert!(capabilities.notes.iter().any(is_told), "{:?}", capabilities.notes);
+        port.port.segment_superframes();
+        let (packet, frames) = superframe(&pool, PtypeL3::Ipv4, 20_000, 1440, ACK);
+        send(&mut port, [packet]);
+        assert!(receive(&mut port, frames).iter().all(|frame| has_valid_checksums(&bytes(frame))));
+        assert_eq!(nics.sent("segmented"), [0]);
+        finish(port, &pool);
+    });
+}
+
+#[test]
+fn a_queue_that_stopped_at_a_superframe_is_recreated() {
+    require!(RDMA);
+    VERBS.under("verbs::a_queue_that_stopped_at_a_superframe_is_recreated", "", |nics| {
+        let pool = Pool::new("stopped", 8192).expect("memory");
+        let mut port = VERBS.start(&pool, "", |_| ());
+        let count = |port: &StartedPort, reason| port.tx[0].counters().drops.get(reason);
+        for (round, code) in (1..).zip([1, 4, 0x14]) {
+            nics.inject(&format!("kind = 'completion-error'\ncode = {code}"));
+            let (first, frames) = superframe(&pool, PtypeL3::Ipv4, 20_000, 1440, ACK);
+            send(&mut port, [first]);
+            send_until_received(&mut port, &pool);
+            assert_eq!(statistic(&mut port, "queue_resets"), round);
+            assert!(count(&port, DropReason::TxError) >= round);
+            let (second, _) = superframe(&pool, PtypeL3::Ipv4, 20_000, 1440, ACK);
+            send(&mut port, [second]);
+            assert!(receive(&mut port, frames).iter().all(|frame| has_valid_checksums(&bytes(frame))));
+        }
+        // Malformed requests of an application, without software GSO: each is dropped and counted.
+        let malformed: [fn(&mut Packet); 4] = [
+            |packet| packet.set_mss(0),
+            |packet| packet.set_mss(9000),
+            |packet| packet.set_header_lengths(Default::default()),
+            |packet| assert!(packet.truncate(54)),
+        ];
+        for (n, spoil) in (1..).zip(malformed) {
+            let (mut packet, _) = superframe(&pool, PtypeL3::Ipv4, 20_000, 1440, ACK);
+            spoil(&mut packet);
+            send(&mut port, [packet]);
+            assert_eq!(count(&port, DropReason::KernelOffload), n);
+        }
+        let (long, _) = superframe(&pool, PtypeL3::Ipv4, 65_450, 1440, ACK);
+        let before = count(&port, DropReason::TxError);
+        send(&mut port, [long]);
+        assert_eq!(count(&port, DropReason::TxError), before + 1);
+        send_until_received(&mut port, &pool);
+        assert_eq!(nics.violations(), [""; 0]);
+        finish(port, &pool);
     });
 }

@@ -57,5 +57,5 @@ pub use liveness::{Liveness, LivenessView};
 pub use memory_region::{Access, ImportedRegion, MemoryRegion};
 pub use queue_pair::{QueuePairState, QueueSizes, RawPacketQp, RawPacketQpOptions};
 pub use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, MissingSymbol, Search, Version};
-pub use requests::{CompletionBatch, PostError, ReceiveRequests, Segment, SendRequests, status_text};
+pub use requests::{CompletionBatch, PostError, ReceiveRequests, Segment, SendRequests, TsoRequest, status_text};
 pub use work_queue::{HashFields, IndirectionTable, RssQp, WorkQueue, WorkQueueOptions};

@@ -39,10 +39,22 @@ pub struct PostError {
     pub error: Error,
 }
 
+/// Headers and segment size of a packet that the device cuts (`IBV_WR_TSO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TsoRequest<'a> {
+    /// All headers up to the payload. The device adapts them for each segment.
+    pub headers: &'a [u8],
+    /// Largest payload of a segment in bytes.
+    pub mss: u16,
+}
+
 /// Send requests of one burst (ibv_post_send(3)).
 pub struct SendRequests {
     requests: Box<[ibv_send_wr]>,
     segments: Box<[ibv_sge]>,
+    /// Headers of TSO requests, `max_header` bytes for each request.
+    headers: Box<[u8]>,
+    max_header: usize,
     used: usize,
     used_segments: usize,
 }
@@ -62,9 +74,18 @@ impl SendRequests {
         Self {
             requests: vec![ibv_send_wr::zeroed(); requests].into(),
             segments: vec![ibv_sge::zeroed(); requests * segments].into(),
+            headers: Box::default(),
+            max_header: 0,
             used: 0,
             used_segments: 0,
         }
+    }
+
+    /// Adds room for TSO requests with up to `max_header` bytes of headers.
+    pub fn with_tso(mut self, max_header: u16) -> Self {
+        self.max_header = max_header.into();
+        self.headers = vec![0; self.requests.len() * self.max_header].into();
+        self
     }
 
     /// Returns the number of requests.
@@ -86,21 +107,44 @@ impl SendRequests {
     /// offloads the checksums of the network and transport headers. Returns `false` if the batch is full.
     #[must_use]
     pub fn push(&mut self, id: u64, checksums: bool, segments: impl IntoIterator<Item = Segment>) -> bool {
+        let Some(request) = self.add(id, segments) else { return false };
+        request.opcode = IBV_WR_SEND;
+        request.send_flags = if checksums { IBV_SEND_IP_CSUM } else { 0 };
+        self.used += 1;
+        true
+    }
+
+    /// Appends a request that the device cuts into TCP segments with their own lengths, sequence numbers and
+    /// checksums. `segments` has the payload. Returns `false` if the batch is full, or the headers are longer than
+    /// [`Self::with_tso`] allows.
+    #[must_use]
+    pub fn push_tso(&mut self, id: u64, tso: TsoRequest<'_>, segments: impl IntoIterator<Item = Segment>) -> bool {
+        let headers = &mut self.headers[self.used * self.max_header..];
+        let room = headers.get_mut(..tso.headers.len()).filter(|room| room.len() <= self.max_header);
+        let Some(room) = room else { return false };
+        room.copy_from_slice(tso.headers);
+        let hdr = room.as_mut_ptr().cast();
+        let Some(request) = self.add(id, segments) else { return false };
+        request.opcode = IBV_WR_TSO;
+        request.send_flags = IBV_SEND_IP_CSUM;
+        request.operation.tso = ibv_send_wr_tso { hdr, hdr_sz: tso.headers.len() as u16, mss: tso.mss };
+        self.used += 1;
+        true
+    }
+
+    /// Fills in a request except for its operation. The caller counts it.
+    fn add(&mut self, id: u64, segments: impl IntoIterator<Item = Segment>) -> Option<&mut ibv_send_wr> {
         let start = self.used_segments;
         let mut end = start;
         for segment in segments {
-            let Some(entry) = self.segments.get_mut(end) else { return false };
-            *entry = segment.raw();
+            *self.segments.get_mut(end)? = segment.raw();
             end += 1;
         }
-        let Some(request) = self.requests.get_mut(self.used) else { return false };
+        let request = self.requests.get_mut(self.used)?;
         request.wr_id = id;
-        request.opcode = IBV_WR_SEND;
         request.num_sge = (end - start) as c_int;
-        request.send_flags = if checksums { IBV_SEND_IP_CSUM } else { 0 };
-        self.used += 1;
         self.used_segments = end;
-        true
+        Some(request)
     }
 
     /// Posts all requests and clears the batch. Only the last request generates a completion.
@@ -287,6 +331,30 @@ mod tests {
         assert_eq!(list.len(), 2);
         list.clear();
         assert!(list.push(9, false, [piece; 4]));
+    }
+
+    #[test]
+    fn each_tso_request_has_its_own_headers() {
+        let piece = Segment { address: 1, bytes: 2, key: 3 };
+        let mut list = SendRequests::new(3, 2).with_tso(4);
+        assert!(!list.push_tso(1, TsoRequest { headers: &[0; 5], mss: 9 }, [piece]), "longer than the room");
+        for first in [1u8, 2] {
+            let headers = [first, 0, 0, 7];
+            assert!(list.push_tso(first.into(), TsoRequest { headers: &headers, mss: 9 }, [piece]));
+        }
+        assert!(list.push(3, false, [piece]) && !list.push_tso(4, TsoRequest { headers: &[], mss: 9 }, [piece]));
+        for (at, request) in list.requests[..2].iter().enumerate() {
+            assert_eq!((request.opcode, request.send_flags), (IBV_WR_TSO, IBV_SEND_IP_CSUM));
+            // SAFETY: `push_tso` wrote this member, and its headers are in memory of the list.
+            let (tso, headers) = unsafe {
+                let tso = request.operation.tso;
+                (tso, std::slice::from_raw_parts(tso.hdr.cast::<u8>(), tso.hdr_sz.into()))
+            };
+            assert_eq!((tso.mss, headers), (9, &[at as u8 + 1, 0, 0, 7][..]));
+        }
+        assert_eq!(list.requests[2].opcode, IBV_WR_SEND);
+        let mut plain = SendRequests::new(1, 1);
+        assert!(!plain.push_tso(1, TsoRequest { headers: &[0], mss: 9 }, [piece]), "without room for headers");
     }
 
     #[test]

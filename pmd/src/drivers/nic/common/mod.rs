@@ -25,6 +25,7 @@ pub(crate) mod shared_nic;
 pub(crate) mod steering;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod test_support;
+pub(crate) mod tso;
 pub(crate) mod tx_queue;
 
 /// Bytes of an Ethernet header.

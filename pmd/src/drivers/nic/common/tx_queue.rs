@@ -192,6 +192,12 @@ pub(crate) trait TxRing: Send + 'static {
 
     /// Rings the doorbell: tells the device how far the ring is filled.
     fn ring_doorbell(&mut self);
+
+    /// Returns what [`TxDriver::segments`] returns.
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        let _ = packet;
+        None
+    }
 }
 
 /// Limits of a port, and the pool for copies.
@@ -351,6 +357,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
             Ok(()) => self.handoff.set_progress(ring.in_flight().progress()),
             Err(fault) => self.return_broken(fault),
         }
+    }
+
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        self.ring.as_ref().and_then(|ring| ring.segments(packet))
     }
 
     fn in_flight(&self) -> Option<u32> {

@@ -17,7 +17,8 @@ use wirepath_nic_defs::mlx5::{
 use wirepath_nic_defs::uverbs::mlx5::{TUNNEL_GENEVE, TUNNEL_GRE, TUNNEL_VXLAN};
 
 use super::tx::TxConfig;
-use super::wqe::{SwParser, Tso, TxOffloads};
+use super::wqe::{SwParser, TxOffloads};
+use crate::drivers::nic::common::tso::{self, Tso};
 use crate::drivers::sw_offload::{self, INNER_CHECKSUMS, OUTER_CHECKSUMS};
 use crate::port::TunnelTso;
 use wirepath_packet::drops::DropReason;
@@ -190,26 +191,12 @@ fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<(TxOffloads
     Some((TxOffloads { checksums, segment, sw_parser, ..TxOffloads::default() }, has_checksum))
 }
 
-/// Prepares TCP segmentation. The device writes lengths, identification, sequence numbers and checksums of
-/// each segment.
+/// Prepares TCP segmentation, also in tunnels.
 fn segmentation(packet: &mut Packet, config: &TxConfig) -> Result<TxOffloads, DropReason> {
     let refused = DropReason::KernelOffload;
-    if let Some(tci) = packet.vlan() {
-        // Headers are inline, which leaves no field for the tag in the descriptor.
-        let service = packet.flags().contains(Flags::VLAN_SERVICE);
-        sw_offload::insert_vlan_tag(packet, tci, service)?;
-        packet.clear_vlan();
-        let mut layers = packet.header_lengths();
-        if layers.outer_len == 0 {
-            layers.l2_len = layers.l2_len.checked_add(4).ok_or(refused)?;
-        } else {
-            layers.outer_l2_len = layers.outer_l2_len.checked_add(4).ok_or(refused)?;
-            layers.outer_len = layers.outer_len.checked_add(4).ok_or(refused)?;
-        }
-        packet.set_header_lengths(layers);
-    }
-    let layers = packet.header_lengths();
-    if layers.outer_len != 0 {
+    // Headers are inline, which leaves no field for a tag in the descriptor.
+    tso::insert_tag(packet)?;
+    if packet.header_lengths().outer_len != 0 {
         let (offloads, has_checksum) = tunnel_segmentation(packet, config).ok_or(refused)?;
         // The checksum must be that of each segment.
         let are_equal = |tso: Tso| (packet.len() - usize::from(tso.header)).is_multiple_of(tso.mss.into());
@@ -217,19 +204,6 @@ fn segmentation(packet: &mut Packet, config: &TxConfig) -> Result<TxOffloads, Dr
             || has_checksum && !offloads.segment.is_some_and(are_equal);
         return if is_wrong { Err(refused) } else { Ok(offloads) };
     }
-    let header = usize::from(layers.l2_len) + usize::from(layers.l3_len) + usize::from(layers.l4_len);
-    let mss = packet.mss();
-    let sound = layers.l3() != PtypeL3::Other
-        && layers.l4() == PtypeL4::Tcp
-        && layers.l2_len >= 14
-        && layers.l3_len >= 20
-        && layers.l4_len >= 20
-        && mss > 0
-        && header <= MAX_TSO_HEADER
-        && header < packet.len();
-    if !sound || (packet.data().len() < header && !packet.pull_up(header)) {
-        return Err(refused);
-    }
-    let tso = Tso { mss, header: header as u16 };
-    Ok(TxOffloads { checksums: ETH_L3_CSUM | ETH_L4_CSUM, segment: Some(tso), ..TxOffloads::default() })
+    let segment = Some(tso::plain(packet, MAX_TSO_HEADER)?);
+    Ok(TxOffloads { checksums: ETH_L3_CSUM | ETH_L4_CSUM, segment, ..TxOffloads::default() })
 }

@@ -8,6 +8,8 @@ use wirepath_nic_defs::mlx5::{
     ETH_INSERT_VLAN, OPCODE_SEND, OPCODE_TSO, SEGMENT, SEGMENTS_PER_BLOCK,
 };
 
+use crate::drivers::nic::common::tso::Tso;
+
 /// Bytes of a segment.
 const SEGMENT_BYTES: usize = SEGMENT as usize;
 /// Most segments of a descriptor: DPDK's limit, of the 63 that the field can hold.
@@ -78,15 +80,6 @@ pub(super) struct SwParser {
     pub(super) offsets: [u8; 4],
     /// `SWP_*` flags.
     pub(super) flags: u8,
-}
-
-/// Parameters of TCP segmentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tso {
-    /// Most payload bytes of a segment.
-    pub(super) mss: u16,
-    /// Bytes of all headers, which are inline.
-    pub(super) header: u16,
 }
 
 /// A descriptor of one packet under construction.

@@ -16,7 +16,10 @@
 //!
 //! VLAN tags stay in received frames, because plain completions have no field for them. They have none for
 //! timestamps either: both need an extended queue (`ibv_create_cq_ex`), which this driver does not use.
-//! libibverbs does not support the RSS hash. TSO (`IBV_WR_TSO`) is not used.
+//! libibverbs does not support the RSS hash.
+//!
+//! The device segments TCP (`IBV_WR_TSO`) if it and the provider can, which only libmlx5 does. Its send rings have at
+//! most the entries that fit with requests for superframes.
 //!
 //! The driver refuses mlx5 devices whose kernel reports CQE version 0: libmlx5 then finds no completions of
 //! receive work queues. `driver = "mlx5"` reads such completions.
@@ -27,6 +30,7 @@
 
 pub mod flow_specs;
 mod nic;
+mod ring_end;
 mod rx;
 mod tx;
 

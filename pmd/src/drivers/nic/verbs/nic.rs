@@ -4,15 +4,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use wirepath_memory::BufferAllocator;
+use wirepath_nic_defs::mlx5::ETH_L2_INLINE;
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, RawPacketQp,
+    CompletionQueue, CompletionQueueOptions, Context, DeviceAttributes, Error, ProtectionDomain, Provider, RawPacketQp,
     RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
+use super::ring_end::RingEnd;
 use super::rx::{RxConfig, RxRing};
-use super::tx::TxRing;
+use super::tx::{DeviceLimits, MAX_TSO_HEADER, TxRing};
 use super::{NAME, Options};
 use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext, SharedQueue};
@@ -40,6 +42,8 @@ const MAX_DEPTH: u32 = 1 << 14;
 const MAX_MTU: u16 = 9202;
 /// Segments of a send request beyond the buffers of the longest frame: one prepended header.
 const HEADERS: usize = 1;
+/// Most bytes of a superframe: a Linux socket buffer of 64 KiB with its Ethernet header and a tag.
+const MAX_SUPERFRAME: usize = (1 << 16) + 18;
 
 type OpenDevice = open_device::OpenDevice<()>;
 
@@ -53,19 +57,33 @@ pub(super) struct VerbsNic {
     /// True if the device computes checksums of sent packets. Providers do not report whether it verifies
     /// those of received packets.
     checksums: bool,
+    /// TCP segmentation by the device.
+    tso: Option<TsoLimits>,
     notes: Vec<String>,
     /// Flow rules in the device.
     rules: Option<Rules<IbvBackend>>,
 }
 
+/// Limits of send rings with TCP segmentation.
+struct TsoLimits {
+    /// Most payload bytes of a packet.
+    max_bytes: usize,
+    /// Most entries of a ring, which have room for headers and many segments.
+    depth: u32,
+    /// Segments of a request.
+    segments: u32,
+    /// Bytes of other packets that libmlx5 copies into its requests.
+    inline: usize,
+}
+
 impl VerbsNic {
-    /// Returns the buffers of a receive request, and the segments of a send request.
+    /// Returns the buffers of a receive request, and the segments of a send request without TCP segmentation.
     fn buffers(config: &PortConfig) -> usize {
         buffers_for(max_frame_len(config.mtu))
     }
 
     fn send_depth(&self, config: &PortConfig) -> u32 {
-        ring_depth(config.depth, self.depth)
+        ring_depth(config.depth, self.tso.as_ref().map_or(self.depth, |tso| tso.depth))
     }
 
     /// Returns the requests of a receive ring. The number of buffers is about the same for short and long
@@ -75,12 +93,43 @@ impl VerbsNic {
     }
 }
 
-/// Creates a queue pair for sending, with its completion queue.
-fn sender(opened: &OpenDevice, requests: u32, segments: u32, owner: &str) -> Result<(CompletionQueue, RawPacketQp)> {
+/// Creates a queue pair for sending, with its completion queue. `max_header`: most header bytes of a TSO packet.
+fn sender(
+    opened: &OpenDevice,
+    requests: u32,
+    segments: u32,
+    max_header: usize,
+    owner: &str,
+) -> Result<(CompletionQueue, RawPacketQp)> {
     let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(requests, owner))?;
-    let options = RawPacketQpOptions::send(&completions, requests, segments, owner);
+    let max_tso_header = max_header as u16;
+    let options =
+        RawPacketQpOptions { max_tso_header, ..RawPacketQpOptions::send(&completions, requests, segments, owner) };
     let pair = RawPacketQp::new(&opened.domain, &options)?;
     Ok((completions, pair))
+}
+
+/// Finds out what the provider does of TCP segmentation, in rings of up to `depth` entries, a power of two.
+///
+/// The device's attributes are not enough: libmlx4 passes them on, but does not post such packets.
+fn probe_tso(opened: &OpenDevice, attributes: &DeviceAttributes, mut depth: u32) -> Result<TsoLimits> {
+    let segments = attributes.max_segments.min((buffers_for(MAX_SUPERFRAME) + HEADERS) as u32);
+    let (_completions, pair) = loop {
+        match sender(opened, depth, segments, MAX_TSO_HEADER, "probe") {
+            // The ring would be too large.
+            Err(error) if error.errno() == Some(libc::EINVAL) && depth > MIN_DEPTH => depth /= 2,
+            created => break created?,
+        }
+    };
+    if let Some(error) = post_probe::tso_refusal(&pair, opened.port)? {
+        return Err(error);
+    }
+    // libmlx5 copies the Ethernet header and a tag into requests, if the device needs them there, and refuses shorter
+    // packets (rdma-core: providers/mlx5/qp.c, copy_eth_inline_headers).
+    let is_inline = opened.context.provider() == Provider::Mlx5
+        && post_probe::refusal(&pair, opened.port, ETH_L2_INLINE as u32 - 1, false)?.is_some();
+    let inline = if is_inline { ETH_L2_INLINE } else { 0 };
+    Ok(TsoLimits { max_bytes: attributes.max_tso as usize, depth, segments, inline })
 }
 
 impl Nic for VerbsNic {
@@ -95,18 +144,23 @@ impl Nic for VerbsNic {
 
     /// Fails if libmlx5 found no completions of work queues. A refused command at any opening can cause this too:
     /// libmlx5 then takes the device for an older one.
-    fn verbs(domain: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
+    fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, _: u8) -> Result<()> {
         let context = domain.context();
+        if context.provider() != Provider::Mlx5 {
+            return Ok(());
+        }
+        let mlx5 = Mlx5::from_context(context)?;
         // With CQE version 0 libmlx5 looks for the queue of a received packet among queue pairs and shared
         // receive queues only (rdma-core: providers/mlx5/cq.c, get_cur_rsc), so that every poll fails.
-        if context.provider() == Provider::Mlx5 && !Mlx5::from_context(context)?.capabilities()?.cqe_version_1 {
+        if !mlx5.capabilities()?.cqe_version_1 {
             return Err(Error::InvalidRequest(format!(
                 "{} (libmlx5) reports completions of version 0, in which libmlx5 does not find receive work queues; \
                  use driver = \"mlx5\"",
                 context.device().name()
             )));
         }
-        Ok(())
+        // `RingEnd` reads the doorbell records of send queues.
+        mlx5.set_allocator(allocator)
     }
 
     fn probe(options: Options, opened: &OpenDevice) -> Result<Self> {
@@ -122,12 +176,14 @@ impl Nic for VerbsNic {
             return lacks("has no receive work queues for raw packets");
         }
         // Fails early if no queue pair can be created, for example for lack of a privilege.
-        let probe = sender(opened, MIN_DEPTH, 1, "probe")?;
+        let probe = sender(opened, MIN_DEPTH, 1, 0, "probe")?;
         let queues = attributes
             .max_queue_pairs
             .min(attributes.max_completion_queues / 2)
             .min(attributes.max_receive_work_queues);
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
+        // Rounded down to a power of two.
+        let depth = 1 << depth.ilog2();
         let refusal = match options.checksums && attributes.raw_checksum {
             // libmlx5 queries device and ports itself when it opens them. If the kernel refuses that, it
             // continues and later refuses each such request, although the device reports checksums.
@@ -160,15 +216,28 @@ impl Nic for VerbsNic {
             }
             None => {}
         }
+        let tso = match checksums && attributes.max_tso > 0 {
+            true => match probe_tso(opened, &attributes, depth) {
+                Ok(tso) => Some(tso),
+                Err(error) => {
+                    let provider = opened.context.provider();
+                    notes.push(format!(
+                        "TCP segmentation in software: the device supports it, but {provider} refuses it ({error})"
+                    ));
+                    None
+                }
+            },
+            false => None,
+        };
         if opened.context.provider() == Provider::Mlx5 {
             notes.push("driver = \"mlx5\" is faster on this device and has more features".to_owned());
         }
         Ok(Self {
             queues: queues.clamp(1, MAX_QUEUES) as u16,
-            // Rounded down to a power of two.
-            depth: 1 << depth.ilog2(),
+            depth,
             segments: attributes.max_segments.max(1),
             checksums,
+            tso,
             notes,
             rules,
         })
@@ -181,9 +250,11 @@ impl Nic for VerbsNic {
             .with(Offloads::TX_VLAN_INSERT)
             .with(Offloads::TX_L3_CHECKSUM)
             .with(Offloads::TX_L4_CHECKSUM);
+        let offloads = if self.tso.is_some() { offloads.with(Offloads::TX_SEGMENT) } else { offloads };
         let checksums = if self.checksums { "transmit checksums by the device" } else { "checksums in software" };
+        let tso = if self.tso.is_some() { ", TCP segmentation by the device" } else { "" };
         Capabilities {
-            mode: format!("plain verbs, {checksums}, RSS"),
+            mode: format!("plain verbs, {checksums}{tso}, RSS"),
             notes: self.notes.clone(),
             max_rx_queues: self.queues,
             max_tx_queues: self.queues,
@@ -208,14 +279,29 @@ impl Nic for VerbsNic {
     fn create_tx(&self, context: &QueueContext<'_, Self>, index: usize) -> Result<NewRing<TxRing>> {
         let QueueContext { opened, memory, config, .. } = context;
         let depth = self.send_depth(config);
-        let segments = ((Self::buffers(config) + HEADERS) as u32).min(self.segments);
-        let (completions, pair) = sender(opened, depth, segments, &opened.owner("transmit", index))?;
+        let (segments, max_header) = match &self.tso {
+            Some(tso) => (tso.segments, MAX_TSO_HEADER),
+            None => (((Self::buffers(config) + HEADERS) as u32).min(self.segments), 0),
+        };
+        let (completions, pair) = sender(opened, depth, segments, max_header, &opened.owner("transmit", index))?;
         pair.start(opened.port)?;
+        let ring_end = match &self.tso {
+            Some(tso) if opened.context.provider() == Provider::Mlx5 => {
+                Some(RingEnd::new(&Mlx5::from_context(&opened.context)?.send_queue(&pair)?, tso.inline))
+            }
+            _ => None,
+        };
         let (teardown, id) =
             (QueueTeardown::new(Box::new(()), vec![pair.destroyed_flag()], context.quarantine), pair.id());
         let depth = depth.min(pair.sizes().send_requests);
-        let mrs = Arc::clone(&memory.mrs);
-        let ring = TxRing::new(teardown, pair, completions, mrs, depth, segments as usize, self.checksums);
+        let limits = DeviceLimits {
+            mrs: Arc::clone(&memory.mrs),
+            segments: segments as usize,
+            checksums: self.checksums,
+            max_tso: self.tso.as_ref().map_or(0, |tso| tso.max_bytes),
+            ring_end,
+        };
+        let ring = TxRing::new(teardown, pair, completions, depth, limits);
         Ok(NewRing { ring, id })
     }
 

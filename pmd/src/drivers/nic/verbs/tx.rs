@@ -3,20 +3,27 @@
 use std::fmt;
 use std::sync::Arc;
 
-use wirepath_verbs::{CompletionBatch, CompletionQueue, RawPacketQp, Segment, SendRequests};
+use wirepath_verbs::{CompletionBatch, CompletionQueue, RawPacketQp, Segment, SendRequests, TsoRequest};
 
+use super::ring_end::RingEnd;
 use crate::drivers::nic::common::ETHERNET_HEADER;
 use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
+use crate::drivers::nic::common::rx_queue::buffers_for;
+use crate::drivers::nic::common::tso::{self, Tso};
 use crate::drivers::nic::common::tx_queue::{self, PostedBurst, TxInFlight, TxLimits};
 use crate::drivers::sw_offload;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe;
 use wirepath_packet::{BATCH, Batch, Packet, PtypeL3, PtypeL4};
 
-/// Requests that the driver never leaves to the device.
+/// Most header bytes of a TSO packet: Ethernet with a tag, IPv6, and TCP with 20 bytes of options. Superframes with
+/// longer headers are cut in software.
+pub(super) const MAX_TSO_HEADER: usize = 14 + 4 + 40 + 40;
+/// Requests that the driver never leaves to the device, except in packets that it segments.
 const NEVER: Flags =
     Flags::TX_OUTER_L3_CHECKSUM.with(Flags::TX_OUTER_L4_CHECKSUM).with(Flags::TX_SEGMENT).with(Flags::VLAN);
 
@@ -26,6 +33,8 @@ pub(super) struct TxRing {
     completions: CompletionQueue,
     room: CompletionBatch,
     requests: SendRequests,
+    /// Segments of the packet that is being posted.
+    pieces: Vec<Segment>,
     device: DeviceLimits,
     depth: u32,
     /// Last field, so that the owner of the hardware queue is dropped first.
@@ -39,31 +48,52 @@ impl fmt::Debug for TxRing {
 }
 
 /// Limits of the device for packets.
-struct DeviceLimits {
-    mrs: Arc<MrTable>,
+pub(super) struct DeviceLimits {
+    pub(super) mrs: Arc<MrTable>,
     /// Most segments of a request.
-    segments: usize,
+    pub(super) segments: usize,
     /// True if the device computes checksums.
-    checksums: bool,
+    pub(super) checksums: bool,
+    /// Most payload bytes of a TSO packet. 0: no TSO.
+    pub(super) max_tso: usize,
+    /// The part of libmlx5's ring where no TSO request may start.
+    pub(super) ring_end: Option<RingEnd>,
+}
+
+/// Offload by the device.
+enum Offload {
+    Nothing,
+    Checksums,
+    Segmentation(Tso),
+}
+
+impl Offload {
+    /// Returns the number of header bytes that are apart from the segments.
+    fn header(&self) -> Option<usize> {
+        match self {
+            Offload::Segmentation(tso) => Some(tso.header.into()),
+            Offload::Nothing | Offload::Checksums => None,
+        }
+    }
 }
 
 impl TxRing {
-    /// Creates an unused ring for `depth` packets of up to `segments` segments.
+    /// Creates an unused ring for `depth` packets.
     pub(super) fn new(
         teardown: QueueTeardown,
         pair: RawPacketQp,
         completions: CompletionQueue,
-        mrs: Arc<MrTable>,
         depth: u32,
-        segments: usize,
-        checksums: bool,
+        device: DeviceLimits,
     ) -> Self {
+        let max_header = if device.max_tso > 0 { MAX_TSO_HEADER } else { 0 };
         Self {
             pair,
             completions,
             room: CompletionBatch::default(),
-            requests: SendRequests::new(BATCH, segments),
-            device: DeviceLimits { mrs, segments, checksums },
+            requests: SendRequests::new(BATCH, device.segments).with_tso(max_header as u16),
+            pieces: Vec::with_capacity(device.segments),
+            device,
             depth,
             in_flight: TxInFlight::new(depth, depth, teardown),
         }
@@ -71,32 +101,65 @@ impl TxRing {
 }
 
 impl DeviceLimits {
-    /// Prepares a packet for the device. Returns whether the device computes its checksums.
-    fn prepare(&self, packet: &mut Packet, limits: &TxLimits<'_>) -> Result<bool, DropReason> {
-        match packet.len() {
-            0..ETHERNET_HEADER => return Err(DropReason::TooShort),
-            len if len > limits.longest => return Err(DropReason::TooLong),
-            _ => {}
+    /// Prepares a packet for the device, and stores its segments in `pieces`. Returns what the device does.
+    fn prepare(
+        &self,
+        packet: &mut Packet,
+        limits: &TxLimits<'_>,
+        pieces: &mut Vec<Segment>,
+    ) -> Result<Offload, DropReason> {
+        if packet.len() < ETHERNET_HEADER {
+            return Err(DropReason::TooShort);
         }
-        let by_device = self.checksums && is_for_device(packet);
-        if !by_device {
+        let offload = if self.max_tso > 0 && packet.flags().contains(Flags::TX_SEGMENT) {
+            let tso = tso::prepare(packet, MAX_TSO_HEADER)?;
+            let header = usize::from(tso.header);
+            if packet.len() - header > self.max_tso || header + usize::from(tso.mss) > limits.longest {
+                return Err(DropReason::KernelOffload);
+            }
+            Offload::Segmentation(tso)
+        } else if packet.len() > limits.longest {
+            return Err(DropReason::TooLong);
+        } else if self.checksums && is_for_device(packet) {
+            Offload::Checksums
+        } else {
             sw_offload::apply(packet)?;
-        }
-        if packet.segment_count() > self.segments || self.pieces(packet).any(|piece| piece.is_none()) {
+            Offload::Nothing
+        };
+        let skip = offload.header().unwrap_or(0);
+        if !self.gather(packet, skip, pieces) {
+            // Too many segments, or a segment outside registered memory.
             let copy = packet.duplicate(limits.pool).ok_or(DropReason::NoBuffer)?;
             limits.counters.copied.add(1);
             *packet = copy;
+            if !self.gather(packet, skip, pieces) {
+                return Err(DropReason::TxError);
+            }
         }
-        Ok(by_device)
+        Ok(offload)
     }
 
-    /// Returns the segments of the packet. `None` stands for one outside registered memory.
-    fn pieces<'a>(&self, packet: &'a Packet) -> impl Iterator<Item = Option<Segment>> + use<'a, '_> {
-        packet.segments().filter(|segment| !segment.is_empty()).map(|segment| {
-            let address = segment.as_ptr() as u64;
-            let (address, key) = self.mrs.translate(address)?;
-            Some(Segment { address, bytes: segment.len() as u32, key })
+    /// Stores the segments of the packet, without its first `skip` bytes. Returns false if there are too many, or one
+    /// is outside registered memory.
+    fn gather(&self, packet: &Packet, skip: usize, pieces: &mut Vec<Segment>) -> bool {
+        pieces.clear();
+        superframe::parts_from(packet, skip).all(|part| {
+            let translated = self.mrs.translate(part.as_ptr() as u64).filter(|_| pieces.len() < self.segments);
+            let piece = translated.map(|(address, key)| Segment { address, bytes: part.len() as u32, key });
+            pieces.extend(piece);
+            piece.is_some()
         })
+    }
+
+    /// Returns whether the device takes a superframe, if it is plain TCP.
+    fn takes_superframe(&self, packet: &Packet) -> bool {
+        let Some(parsed) = superframe::parse(packet, None) else { return false };
+        let tag = if packet.vlan().is_some() { 4 } else { 0 };
+        // A copy has as few buffers as possible.
+        parsed.outer().payload() + tag <= MAX_TSO_HEADER
+            && packet.len() <= self.max_tso
+            && buffers_for(packet.len() + tag) <= self.segments
+            && self.ring_end.as_ref().is_none_or(|end| !end.is_last_block(end.position()))
     }
 }
 
@@ -164,18 +227,40 @@ impl tx_queue::TxRing for TxRing {
     fn post(&mut self, batch: &mut Batch, limits: &TxLimits<'_>) -> (usize, u64, Result<(), DropReason>) {
         let start = self.in_flight.next;
         let max_packets = self.in_flight.room().min(batch.len()).min((self.depth - self.in_flight.used()) as usize);
-        let Self { pair, requests, device, .. } = self;
+        let Self { pair, requests, pieces, device, .. } = self;
         requests.clear();
+        let mut position = device.ring_end.as_ref().map_or(0, RingEnd::position);
         let mut result = Ok(());
         for (n, packet) in batch.as_mut_slice()[..max_packets].iter_mut().enumerate() {
             let name = u64::from(start.wrapping_add(n as u32));
-            match device.prepare(packet, limits) {
-                Ok(checksums) if requests.push(name, checksums, device.pieces(packet).flatten()) => {}
-                Ok(_) => break,
+            let offload = match device.prepare(packet, limits, pieces) {
+                Ok(offload) => offload,
                 Err(reason) => {
                     result = Err(reason);
                     break;
                 }
+            };
+            if let Some(end) = &device.ring_end {
+                if offload.header().is_some() && end.is_last_block(position) {
+                    // With other packets before it, it stays for the next call. Software GSO cuts it then.
+                    if requests.is_empty() {
+                        result = Err(DropReason::TxError);
+                    }
+                    break;
+                }
+                position = end.place(position, offload.header(), pieces, device.segments);
+            }
+            let segments = pieces.iter().copied();
+            let pushed = match offload {
+                Offload::Segmentation(Tso { mss, header }) => {
+                    let headers = &packet.data()[..header.into()];
+                    requests.push_tso(name, TsoRequest { headers, mss }, segments)
+                }
+                Offload::Checksums => requests.push(name, true, segments),
+                Offload::Nothing => requests.push(name, false, segments),
+            };
+            if !pushed {
+                break;
             }
         }
         let mut count = requests.len();
@@ -195,6 +280,10 @@ impl tx_queue::TxRing for TxRing {
 
     /// Posting has already rung the doorbell.
     fn ring_doorbell(&mut self) {}
+
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        if self.device.max_tso > 0 && self.device.takes_superframe(packet) { None } else { Some(false) }
+    }
 }
 
 #[cfg(test)]
