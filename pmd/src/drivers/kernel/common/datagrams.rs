@@ -42,7 +42,8 @@ pub(crate) fn fits(packet: &Packet, parsed: &Parsed, scratch: usize, parts: usiz
 /// Returns the length of the outer headers with UDP, and the segmenter of the inner packet.
 fn start<'a>(packet: &'a Packet, parsed: &Parsed) -> Option<(usize, Segmenter<'a>)> {
     let (outer, inner) = (parsed.outer(), parsed.inner()?);
-    if outer.l4_type() != L4Type::Udp || inner.l4_type() != L4Type::Tcp || outer.l4() + 8 > HEADROOM {
+    let is_segmented = matches!(inner.l4_type(), L4Type::Tcp | L4Type::Udp);
+    if outer.l4_type() != L4Type::Udp || !is_segmented || outer.l4() + 8 > HEADROOM {
         return None;
     }
     let segments = Segmenter::new(packet.data(), parsed, inner.l4(), packet.mss()).ok()?;

@@ -7,10 +7,10 @@
 //! Superframes of a UDP tunnel have further fields since Linux 6.17 ([`TUNNEL_HEADER`]); only a TAP device
 //! takes them.
 
-use wirepath_wire::segment::Segmenter;
+use wirepath_wire::segment::{MAX_DATAGRAMS, Segmenter};
 use wirepath_wire::tcp::flags::CWR;
 use wirepath_wire::vlan::{TAG_LEN, Tag};
-use wirepath_wire::{L3Type, L4Type, Parsed, checksum};
+use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, checksum};
 
 use wirepath_packet::PortId;
 use wirepath_packet::counters::QueueCounters;
@@ -74,10 +74,27 @@ impl VirtioNetHdr {
         }
     }
 
-    /// Describes a superframe for the kernel, which segments it. Returns `None` if it has no TCP header outside
-    /// a tunnel.
+    /// Returns whether [`Self::of_superframe`] can describe a superframe with these innermost headers. `udp`: the kernel
+    /// takes UDP superframes (Linux 6.2). It computes a checksum for each datagram (`__udp_gso_segment` in
+    /// net/ipv4/udp_offload.c), so it takes none without.
+    pub(crate) fn can_describe(packet: &Packet, layers: &HeaderOffsets, udp: bool) -> bool {
+        match layers.l4_type() {
+            L4Type::Tcp => true,
+            L4Type::Udp => udp && superframe::udp_header(packet.data(), layers).is_some_and(|it| it[6..] != [0; 2]),
+            _ => false,
+        }
+    }
+
+    /// Describes a superframe for the kernel, which segments it. Returns `None` if it cannot
+    /// ([`Self::can_describe`]).
     pub(crate) fn of_superframe(packet: &Packet, parsed: &Parsed) -> Option<[u8; HEADER]> {
         let layers = parsed.innermost();
+        if !Self::can_describe(packet, layers, true) {
+            return None;
+        }
+        if layers.l4_type() == L4Type::Udp {
+            return gso_header(GSO_UDP_L4, layers.payload(), packet.mss(), layers.l4(), UDP_CHECKSUM);
+        }
         let ecn = if superframe::tcp_flags(packet, layers)? & CWR != 0 { GSO_ECN } else { 0 };
         let kind = match layers.l3_type() {
             L3Type::Ipv4 => GSO_TCPV4,
@@ -106,6 +123,15 @@ impl VirtioNetHdr {
     /// Describes a UDP datagram that the kernel cuts into datagrams with `size` bytes of payload each.
     pub(crate) fn of_datagrams(l4: usize, size: usize) -> Option<[u8; HEADER]> {
         gso_header(GSO_UDP_L4, l4 + 8, u16::try_from(size).ok()?, l4, UDP_CHECKSUM)
+    }
+
+    /// Returns whether the header has the form of a UDP superframe, as the kernel demands it (`virtio_net_hdr_to_skb` in
+    /// linux/virtio_net.h), and names a UDP header. `l4` is its offset, if a checksum is to be computed.
+    fn is_udp(self, parsed: &Parsed, l4: Option<usize>) -> bool {
+        let Some(l4) = l4 else { return self.gso_type == GSO_UDP_L4 && parsed.innermost().l4_type() == L4Type::Udp };
+        let is_named = |layers: &HeaderOffsets| layers.l4() == l4 && layers.l4_type() == L4Type::Udp;
+        let is_there = is_named(parsed.outer()) || parsed.inner().is_some_and(is_named);
+        self.gso_type == GSO_UDP_L4 && self.csum_offset == UDP_CHECKSUM && is_there
     }
 
     /// Removes the marks of a tunnel, and the state of the outer checksum: the parser finds the tunnel.
@@ -153,8 +179,8 @@ impl VnetOffload {
         &self.pool
     }
 
-    /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. TCP superframes stay whole,
-    /// also in tunnels; others are cut. The batch has room for a packet, and [`Self::is_cutting`] is false.
+    /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. Superframes of TCP and UDP stay
+    /// whole, also in tunnels; those that [`superframe`] does not represent are cut. The batch has room for a packet, and [`Self::is_cutting`] is false.
     #[inline]
     pub(crate) fn receive_packet(
         &mut self,
@@ -219,18 +245,25 @@ impl VnetOffload {
         let parsed = superframe::parse(&packet, l4).ok_or(DropReason::KernelOffload)?;
         packet.set_mss(header.gso_size);
         let layers = parsed.innermost();
-        match header.gso_type & !GSO_ECN {
-            GSO_TCPV4 | GSO_TCPV6 if layers.l4_type() == L4Type::Tcp && header.gso_size > 0 => {
-                let is_partial = l4 == Some(layers.l4()) && layers.payload() <= packet.data().len();
-                let fits = packet.len() <= MAX_WHOLE;
-                if is_partial && fits && layers.payload() + usize::from(header.gso_size) < packet.len() {
-                    packet.set_header_lengths(HeaderLengths::from(&parsed));
-                    packet.set_flags(TSO_FLAGS);
-                    return Ok(Some(packet));
-                }
+        let can_stay_whole = match header.gso_type & !GSO_ECN {
+            GSO_TCPV4 | GSO_TCPV6 if layers.l4_type() == L4Type::Tcp && header.gso_size > 0 => true,
+            GSO_UDP_L4 if header.is_udp(&parsed, l4) => {
+                let size = usize::from(header.gso_size);
+                let payload = packet.len().saturating_sub(layers.payload());
+                // Padding would become payload.
+                layers.udp_end(packet.data()) == Some(packet.len())
+                    && (1..=MAX_DATAGRAMS * size).contains(&payload)
+                    && !superframe::may_carry_tunnel(packet.data(), layers)
             }
-            GSO_UDP_L4 => {}
             _ => return Err(DropReason::KernelOffload),
+        };
+        let is_partial = l4 == Some(layers.l4()) && layers.payload() <= packet.data().len();
+        let fits = packet.len() <= MAX_WHOLE;
+        let is_long = layers.payload() + usize::from(header.gso_size) < packet.len();
+        if can_stay_whole && is_partial && fits && is_long {
+            packet.set_header_lengths(HeaderLengths::from(&parsed));
+            packet.set_flags(GSO_FLAGS);
+            return Ok(Some(packet));
         }
         let l4 = l4.unwrap_or_else(|| layers.l4());
         self.cutting = Some(Cutter::new(packet, Some(l4)).map_err(|(_, reason)| reason)?);
@@ -412,8 +445,8 @@ impl VnetOffload {
     }
 }
 
-/// Offload flags for a device that segments TCP.
-const TSO_FLAGS: Flags = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
+/// Offload flags of a superframe.
+const GSO_FLAGS: Flags = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
 
 /// Returns a segmenter for the superframe, or `None` if its kind is not supported.
 fn segmenter(frame: &[u8], header: VirtioNetHdr) -> Option<Segmenter<'_>> {
@@ -422,6 +455,9 @@ fn segmenter(frame: &[u8], header: VirtioNetHdr) -> Option<Segmenter<'_>> {
     }
     let l4 = (header.flags & NEEDS_CSUM != 0).then(|| header.csum_start.into());
     let parsed = superframe::parse_head(frame, frame.len(), l4)?;
+    if header.gso_type & !GSO_ECN == GSO_UDP_L4 && !header.is_udp(&parsed, l4) {
+        return None;
+    }
     let l4 = l4.unwrap_or_else(|| parsed.innermost().l4());
     Segmenter::new(frame, &parsed, l4, header.gso_size).ok()
 }
