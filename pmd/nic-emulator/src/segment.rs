@@ -1,4 +1,4 @@
-//! TCP segmentation.
+//! Segmentation of TCP, as NICs do it, and of UDP, which the kernel does for them.
 
 use crate::frame::{self, HeaderOffsets, Network, TCP, UDP};
 use crate::tunnel;
@@ -39,7 +39,26 @@ pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMu
     if layers.protocol != TCP {
         return Err("segmentation of a packet that is not TCP".to_owned());
     }
-    let end = layers.l4 + usize::from(packet[layers.l4 + 12] >> 4) * 4;
+    cut(packet, &layers, header, mss, &mut take)
+}
+
+/// Returns the end of the TCP or UDP header.
+fn header_end(packet: &[u8], layers: &HeaderOffsets) -> Result<usize, String> {
+    match layers.protocol {
+        TCP => Ok(layers.l4 + usize::from(packet.get(layers.l4 + 12).ok_or("truncated headers")? >> 4) * 4),
+        UDP => Ok(layers.l4 + 8),
+        other => Err(format!("segmentation of a packet of protocol {other}")),
+    }
+}
+
+fn cut(
+    packet: &[u8],
+    layers: &HeaderOffsets,
+    header: usize,
+    mss: usize,
+    take: &mut impl FnMut(&[u8]),
+) -> Result<(), String> {
+    let end = header_end(packet, layers)?;
     if end != header || header > packet.len() {
         return Err(format!("the headers have {end} bytes, but the descriptor says {header}"));
     }
@@ -53,7 +72,17 @@ pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMu
         segment.extend_from_slice(&packet[..header]);
         segment.extend_from_slice(piece);
         let length = segment.len();
-        number_ip(&mut segment, &layers, i as u16);
+        number_ip(&mut segment, layers, i as u16);
+        if layers.protocol == UDP {
+            segment[l4 + 4..l4 + 6].copy_from_slice(&((length - l4) as u16).to_be_bytes());
+            segment[l4 + 6..l4 + 8].fill(0);
+            let sum = layers.pseudo_header(&segment, length - l4) + frame::sum(&segment[l4..length]);
+            // A zero checksum would mean that there is none (RFC 768).
+            let checksum = Some(!frame::fold(sum)).filter(|sum| *sum != 0).unwrap_or(0xffff);
+            segment[l4 + 6..l4 + 8].copy_from_slice(&checksum.to_be_bytes());
+            take(&segment);
+            continue;
+        }
         let sequence =
             u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes")).wrapping_add((i * mss) as u32);
         segment[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
@@ -86,7 +115,7 @@ fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
     }
 }
 
-/// Segments a TCP packet of up to 64 KiB that the kernel passes to an interface with segmentation offload.
+/// Segments a TCP or UDP packet of up to 64 KiB that the kernel passes to an interface with segmentation offload.
 ///
 /// `l4` is the offset of the transport header. The packet may be inside a tunnel; each segment then gets a
 /// copy of the outer headers with its own lengths and identification.
@@ -96,16 +125,18 @@ fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
 /// Why it cannot be cut.
 pub fn segment_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
     let outer = frame::parse(packet);
-    let words = packet.get(l4 + 12).ok_or("truncated headers")? >> 4;
-    let header = l4 + usize::from(words) * 4;
-    if mss == 0 || header > packet.len() {
-        return Err(format!("headers of {header} bytes, segments of {mss}"));
+    let inner = tunnel::inner(packet, &outer).map(|(start, _)| start).filter(|start| *start < l4);
+    let start = inner.unwrap_or(0);
+    let layers = parse_oversized(&packet[start..]);
+    if mss == 0 || start + layers.l4 != l4 {
+        return Err(format!("a header at {l4}, segments of {mss}"));
     }
-    let Some((start, _)) = tunnel::inner(packet, &outer).filter(|(start, _)| *start < l4) else {
-        return segment_tcp(packet, header, mss, take);
-    };
+    let header = header_end(&packet[start..], &layers)?;
+    if inner.is_none() {
+        return cut(packet, &layers, header, mss, &mut take);
+    }
     let (mut whole, mut i) = (Vec::new(), 0u16);
-    segment_tcp(&packet[start..], header - start, mss, |segment| {
+    cut(&packet[start..], &layers, header, mss, &mut |segment| {
         whole.clear();
         whole.extend_from_slice(&packet[..start]);
         whole.extend_from_slice(segment);
@@ -155,11 +186,21 @@ mod tests {
 
     #[test]
     fn a_superframe_in_vxlan_becomes_whole_packets_in_vxlan() {
-        let mut inner = vec![0u8; 54];
+        in_vxlan(TCP, 54);
+        in_vxlan(UDP, 42);
+    }
+
+    /// `headers` is the length of the inner headers.
+    fn in_vxlan(protocol: u8, headers: usize) {
+        let mut inner = vec![0u8; headers];
         inner[12..14].copy_from_slice(&[8, 0]);
         inner[14] = 0x45;
-        inner[23] = TCP;
-        inner[46] = 0x50;
+        inner[23] = protocol;
+        if protocol == TCP {
+            inner[46] = 0x50;
+        } else {
+            inner[38..40].copy_from_slice(&3008u16.to_be_bytes());
+        }
         inner.extend((0..3000u32).map(|i| i as u8));
         let total = (inner.len() - 14) as u16;
         inner[16..18].copy_from_slice(&total.to_be_bytes());
@@ -176,7 +217,8 @@ mod tests {
             packet[40..42].fill(u8::from(with_checksum));
             let mut segments = Vec::new();
             segment_superframe(&packet, 50 + 34, 1400, |segment| segments.push(segment.to_vec())).unwrap();
-            assert_eq!(segments.iter().map(Vec::len).collect::<Vec<_>>(), [1504, 1504, 304]);
+            let lengths: Vec<_> = segments.iter().map(|segment| segment.len() - 50 - headers).collect();
+            assert_eq!(lengths, [1400, 1400, 200]);
             for (i, segment) in segments.iter().enumerate() {
                 let outer = frame::parse(segment);
                 assert_eq!(u16::from_be_bytes([segment[18], segment[19]]), 7 + i as u16);
