@@ -307,8 +307,8 @@ fn blank_ip(headers: &mut [u8; MAX_HEADER], layers: &HeaderOffsets) {
     }
 }
 
-/// Clears length and checksum of the UDP header at `l4`. Returns whether it has a checksum. Equal headers shall mean that
-/// both have one, or none.
+/// Clears length and checksum of the UDP header at `l4`. Returns whether it has a checksum. Equal headers shall mean
+/// that both have one, or none.
 fn blank_udp(headers: &mut [u8; MAX_HEADER], l4: usize) -> bool {
     headers[l4 + 4..l4 + 6].fill(0);
     let has_checksum = headers[l4 + 6..l4 + 8] != [0, 0];

@@ -81,8 +81,8 @@ const STREAMS: usize = 2 * 2 * (1 + 2 * (2 * 6 + 5) + 1);
 /// Streams of [`streams`] in tunnels with an outer checksum.
 const WITH_CHECKSUM: usize = 2 * 2 * 2 * 6;
 
-/// Returns frames of TCP and UDP streams over both IP versions, plain and in tunnels over both. Tunnels over UDP are those with
-/// outer checksums and those without.
+/// Returns frames of TCP and UDP streams over both IP versions, plain and in tunnels over both. Tunnels over UDP are
+/// those with outer checksums and those without.
 fn streams() -> Vec<Vec<u8>> {
     let script = format!(
         "from scapy.contrib.geneve import GENEVE, GeneveOptions\n\

@@ -1,10 +1,10 @@
 //! Superframes in tunnels, which the kernel takes whole with the help of a program at the tc egress hook.
 //!
-//! A packet socket has no form for a superframe in a tunnel: a `virtio_net_hdr` describes one TCP or UDP header, and the
-//! kernel would take all before it for one IP header. The socket sends such a frame with a mark ([`mark`]), which tells
-//! the length and the kind of the tunnel's headers. The program removes these headers and puts them back as headers of
-//! a tunnel (`bpf_skb_adjust_room`), so that the kernel knows both stacks. After that the frame is the same as one of
-//! the kernel's own tunnel devices.
+//! A packet socket has no form for a superframe in a tunnel: a `virtio_net_hdr` describes one TCP or UDP header, and
+//! the kernel would take all before it for one IP header. The socket sends such a frame with a mark ([`mark`]), which
+//! tells the length and the kind of the tunnel's headers. The program removes these headers and puts them back as
+//! headers of a tunnel (`bpf_skb_adjust_room`), so that the kernel knows both stacks. After that the frame is the same
+//! as one of the kernel's own tunnel devices.
 //!
 //! The hook lies behind the queueing discipline's lock and needs sockets without `PACKET_QDISC_BYPASS`. It is used only
 //! on interfaces without a queueing discipline, where frames of both kinds of sockets keep their order.

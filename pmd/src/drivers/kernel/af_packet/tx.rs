@@ -63,8 +63,8 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Returns whether a superframe outside a tunnel can be sent whole. `udp`: the kernel takes UDP superframes. The plain
-    /// socket drops one that the device does not segment (`netif_skb_features` in net/core/dev.c).
+    /// Returns whether a superframe outside a tunnel can be sent whole. `udp`: the kernel takes UDP superframes. The
+    /// plain socket drops one that the device does not segment (`netif_skb_features` in net/core/dev.c).
     fn segments_plain(&self, packet: &Packet, layers: &HeaderOffsets, udp: bool) -> bool {
         let is_udp = layers.l4_type() == L4Type::Udp;
         let is_taken = match layers.l3_type() {

@@ -74,8 +74,8 @@ impl VirtioNetHdr {
         }
     }
 
-    /// Returns whether [`Self::of_superframe`] can describe a superframe with these innermost headers. `udp`: the kernel
-    /// takes UDP superframes (Linux 6.2). It computes a checksum for each datagram (`__udp_gso_segment` in
+    /// Returns whether [`Self::of_superframe`] can describe a superframe with these innermost headers. `udp`: the
+    /// kernel takes UDP superframes (Linux 6.2). It computes a checksum for each datagram (`__udp_gso_segment` in
     /// net/ipv4/udp_offload.c), so it takes none without.
     pub(crate) fn can_describe(packet: &Packet, layers: &HeaderOffsets, udp: bool) -> bool {
         match layers.l4_type() {
@@ -125,8 +125,8 @@ impl VirtioNetHdr {
         gso_header(GSO_UDP_L4, l4 + 8, u16::try_from(size).ok()?, l4, UDP_CHECKSUM)
     }
 
-    /// Returns whether the header has the form of a UDP superframe, as the kernel demands it (`virtio_net_hdr_to_skb` in
-    /// linux/virtio_net.h), and names a UDP header. `l4` is its offset, if a checksum is to be computed.
+    /// Returns whether the header has the form of a UDP superframe, as the kernel demands it (`virtio_net_hdr_to_skb`
+    /// in linux/virtio_net.h), and names a UDP header. `l4` is its offset, if a checksum is to be computed.
     fn is_udp(self, parsed: &Parsed, l4: Option<usize>) -> bool {
         let Some(l4) = l4 else { return self.gso_type == GSO_UDP_L4 && parsed.innermost().l4_type() == L4Type::Udp };
         let is_named = |layers: &HeaderOffsets| layers.l4() == l4 && layers.l4_type() == L4Type::Udp;
@@ -180,7 +180,8 @@ impl VnetOffload {
     }
 
     /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. Superframes of TCP and UDP stay
-    /// whole, also in tunnels; those that [`superframe`] does not represent are cut. The batch has room for a packet, and [`Self::is_cutting`] is false.
+    /// whole, also in tunnels; those that [`superframe`] does not represent are cut. The batch has room for a packet,
+    /// and [`Self::is_cutting`] is false.
     #[inline]
     pub(crate) fn receive_packet(
         &mut self,
@@ -570,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn superframes_of_udp_become_the_same_datagrams_whole_or_cut() {
+    fn udp_superframes_become_the_same_datagrams() {
         let pool = Pool::new("vnet", 512).unwrap();
         // Payload and segment size; true if the superframe stays whole.
         for (len, size, is_whole) in [

@@ -29,7 +29,7 @@ pub(super) struct Sender {
     queue: Arc<TapQueue>,
     /// Length of the longest frame in bytes. The interface itself accepts any length.
     max_frame: usize,
-    /// What the kernel segments. The virtio header is the longer one if that includes UDP tunnels.
+    /// Offloads of the kernel. The virtio header is the longer one if they include UDP tunnels.
     supported: Supported,
     counters: Arc<QueueCounters>,
 }
