@@ -1,6 +1,7 @@
 //! Superframes of the kernel through the gateway, of TCP and of UDP: whole, or cut by the port that sends them.
 
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -99,6 +100,15 @@ pub(crate) fn datagrams(from: &Namespace, to: &Namespace, address: &str) -> u32 
     })
 }
 
+/// Tells the receiver that the sender has ended or failed.
+struct EndOfSender<'a>(&'a AtomicBool);
+
+impl Drop for EndOfSender<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Receives the datagrams that `send` sends. Each begins with its number, for which `content` returns all bytes.
 /// Returns how many arrived.
 fn numbered(to: &Namespace, address: &str, content: impl Fn(u32) -> Vec<u8> + Sync, send: impl FnOnce()) -> u32 {
@@ -106,11 +116,17 @@ fn numbered(to: &Namespace, address: &str, content: impl Fn(u32) -> Vec<u8> + Sy
     receiver.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
     // All datagrams wait if the machine is busy.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&receiver, 32 << 20).expect("a buffer");
+    let is_sent = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let arrived = scope.spawn(|| {
             let (mut buffer, mut next, mut count) = (vec![0; 65_536], 0, 0);
             while next < DATAGRAMS {
-                let Ok(n) = receiver.recv(&mut buffer) else { break };
+                let n = match receiver.recv(&mut buffer) {
+                    Ok(n) => n,
+                    Err(_) if is_sent.load(Ordering::Acquire) => break,
+                    // A sender may take long to start.
+                    Err(_) => continue,
+                };
                 let number = u32::from_be_bytes(*buffer.first_chunk().expect("a number"));
                 assert!(
                     number >= next && buffer[..n] == content(number),
@@ -120,7 +136,10 @@ fn numbered(to: &Namespace, address: &str, content: impl Fn(u32) -> Vec<u8> + Sy
             }
             count
         });
-        send();
+        {
+            let _end = EndOfSender(&is_sent);
+            send();
+        }
         arrived.join().expect("the receiver")
     })
 }
