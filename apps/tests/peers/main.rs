@@ -334,11 +334,13 @@ over! {
     superframes_ipv4,
     by("af_packet", false),
     whole: crate::superframes::pass_whole;
+    datagrams: crate::superframes::datagrams_pass_whole;
 }
 over! {
     superframes_ipv6,
     by("af_packet", true),
     whole: crate::superframes::pass_whole;
+    datagrams: crate::superframes::datagrams_pass_whole;
 }
 // The default settings of the lab of README.md.
 over! {
@@ -350,6 +352,7 @@ over! {
     superframes_cut_at_once,
     Variant { settings: [crate::superframes::CUT, ""], ..by("af_packet", false) },
     cut: crate::superframes::are_cut_at_once;
+    datagrams: crate::superframes::datagrams_are_cut_at_once;
 }
 over! {
     superframes_of_a_new_port,
@@ -362,17 +365,26 @@ over! {
     Variant { others: Some("af_packet"), ..by("af_xdp", false) },
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
+    datagrams: crate::superframes::datagrams_are_cut_in_software;
 }
 over! {
     software_gso_in_tunnels_ipv6,
     Variant { others: Some("af_packet"), ..by("af_xdp", true) },
     cut: crate::superframes::are_cut_in_software;
+    datagrams: crate::superframes::datagrams_are_cut_in_software;
 }
 over! {
     software_gso,
     Variant { others: Some("af_xdp"), ..by("af_packet", true) },
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
+    datagrams: crate::superframes::datagrams_are_cut_in_software;
+}
+// The NIC segments TCP only, so software cuts datagrams.
+over! {
+    software_gso_of_datagrams,
+    Variant { others: Some("af_packet"), ..by("mlx5", false) },
+    datagrams: crate::superframes::datagrams_are_cut_in_software;
 }
 // Superframes leave in tunnels by a NIC that segments them.
 over! {
@@ -390,21 +402,30 @@ over! {
     gro_ipv4,
     Variant { others: Some("af_packet"), ..by("af_xdp", false) },
     joined: crate::superframes::are_joined;
+    datagrams: crate::superframes::datagrams_are_joined;
 }
 over! {
     gro_ipv6,
     by("af_xdp", true),
     joined: crate::superframes::are_joined;
+    datagrams: crate::superframes::datagrams_are_joined;
+}
+over! {
+    gro_for_a_tap,
+    Variant { others: Some("tap"), ..by("af_xdp", false) },
+    datagrams: crate::superframes::datagrams_are_joined_for_a_tap;
 }
 over! {
     tap_superframes_ipv4,
     by("tap", false),
     whole: crate::superframes::pass_whole_between_taps;
+    datagrams: crate::superframes::datagrams_pass_whole_between_taps;
 }
 over! {
     tap_superframes_ipv6,
     by("tap", true),
     whole: crate::superframes::pass_whole_between_taps;
+    datagrams: crate::superframes::datagrams_pass_whole_between_taps;
 }
 
 /// The tunnel devices of Debian's kernel, in a guest.

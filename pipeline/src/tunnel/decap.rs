@@ -11,13 +11,14 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
+use wirepath_packet::superframe::has_plain_datagrams;
 use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum, ipv4, ipv6};
 
 use super::bfd::MANAGEMENT_MAC;
 use super::config::InnerVlans;
-use super::encap::{SLOW_FLAGS, addresses, be64};
+use super::encap::{SLOW_FLAGS, addresses, be64, cut};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
 use super::kinds::Payload;
 use super::mss::find_handshakes;
@@ -500,6 +501,12 @@ impl View<'_> {
         remotes: &Remotes,
         mut packet: Packet,
     ) {
+        if packet.flags().contains(Flags::TX_SEGMENT) && has_plain_datagrams(&packet) {
+            // Each datagram may be a tunnel packet on a port that only the gateway knows.
+            return cut(state, context, packet, |state, context, frame| {
+                self.decapsulate_one(state, context, remotes, frame);
+            });
+        }
         let stripped = self.strip_outer(state, context, remotes, &mut packet);
         if context.is_tracing()
             && let Err(rejection) = &stripped

@@ -286,9 +286,30 @@ fn tcp_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
     frame.split_off(14)
 }
 
+/// Returns an IP packet with a UDP datagram of `len` bytes of payload. Its checksum has only the sum of the pseudo
+/// header.
+fn udp_packet(src: &str, dst: &str, ttl: u8, len: usize) -> Vec<u8> {
+    let mut body: Vec<u8> = (0..udp::HEADER_LEN + len).map(|at| (at / 7) as u8).collect();
+    udp::Repr { src_port: 4000, dst_port: 80, payload_len: len as u16 }.emit(&mut body).unwrap();
+    let mut frame = packet(HOST, HOST, src, dst, ttl, IpProtocol::UDP, &body);
+    let span = ChecksumSpan::of(&frame, parse(&frame).unwrap().outer()).unwrap();
+    span.transport.set_field(&mut frame[span.start..], span.pseudo.fold());
+    frame.split_off(14)
+}
+
 /// A superframe passes whole, unless a field of the tunnel header differs between its frames.
 #[test]
 fn superframes_pass_both_ways() {
+    both_ways(tcp_packet);
+}
+
+#[test]
+fn superframes_of_udp_pass_both_ways() {
+    both_ways(udp_packet);
+}
+
+/// `superframe` makes a packet of these addresses, with this TTL and length.
+fn both_ways(superframe: fn(&str, &str, u8, usize) -> Vec<u8>) {
     for kind in TUNNELS {
         let frames = if kind.3.is_empty() { 1 } else { 4 };
         for remote in ["10.9.0.2", "fd00:9::2"] {
@@ -297,18 +318,18 @@ fn superframes_pass_both_ways() {
                 // The first packet waits for the next hop.
                 lab.send(LAN, &framed(US, HOST, &ip_packet(here, there, 64, 40)));
                 settle(&mut lab, &mut host);
-                lab.send_superframe(LAN, &framed(US, HOST, &tcp_packet(here, there, 64, 4000)), 1000);
+                lab.send_superframe(LAN, &framed(US, HOST, &superframe(here, there, 64, 4000)), 1000);
                 let sent = settle(&mut lab, &mut host);
                 assert_eq!(sent.len(), frames, "{kind:?} {remote} {there} {:?}", lab.stepped.drops());
                 if frames == 1 {
-                    assert!(sent[0].1.ends_with(&tcp_packet(here, there, 63, 4000)), "{kind:?} {remote}");
+                    assert!(sent[0].1.ends_with(&superframe(here, there, 63, 4000)), "{kind:?} {remote}");
                 } else {
                     let sent: Vec<_> = sent.iter().map(|(_, bytes)| bytes).collect();
                     oracle::assert_clean(&sent);
                 }
-                let back = to_gateway(kind, remote, &tcp_packet(there, here, 64, 4000));
+                let back = to_gateway(kind, remote, &superframe(there, here, 64, 4000));
                 lab.send_superframe(WAN, &back, 1000);
-                let frame = framed(HOST, US, &tcp_packet(there, here, 63, 4000));
+                let frame = framed(HOST, US, &superframe(there, here, 63, 4000));
                 assert_eq!(settle(&mut lab, &mut host), [(LAN, frame)], "{kind:?} {remote} {:?}", lab.stepped.drops());
             }
         }

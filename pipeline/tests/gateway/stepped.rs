@@ -6,7 +6,7 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::Addresses;
-use wirepath_wire::{MacAddr, parse};
+use wirepath_wire::{MacAddr, ipv4, parse};
 
 use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, tagged, vxlan};
 
@@ -159,4 +159,39 @@ fn every_buffer_returns_to_the_pool() {
     let pool = lab.pool.clone();
     drop(lab);
     assert_eq!(pool.outstanding(), 0);
+}
+
+/// A port does not know the UDP ports of the gateway. It may join tunnel packets like other datagrams, and the gateway
+/// cuts them before it reads them.
+#[test]
+fn superframes_of_tunnel_packets_are_cut() {
+    let keys = "remotes = ['10.9.0.2']\naccept_unknown_remotes = true";
+    let mut lab = Lab::of("udp_port = 5000", keys).with_peer();
+    lab.settle();
+    let peer = Addresses { mac: PEER, addresses: vec!["10.9.0.2/24".parse().unwrap()], gateways: vec![] };
+    let tunnelled = |number: u8| {
+        let mut inner = frame(HOST, FAR);
+        inner[20..].fill(number);
+        let mut bytes = vxlan(&peer, &inner);
+        bytes[36..38].copy_from_slice(&5000u16.to_be_bytes());
+        // Reserved bits have no meaning (RFC 7348 section 5). Ports would take other headers for VXLAN.
+        bytes[43..46].fill(1);
+        (bytes, inner)
+    };
+    let (bytes, inner) = tunnelled(7);
+    lab.send(LAN, &frame(FAR, HOST));
+    lab.settle();
+    lab.send(WAN, &bytes);
+    assert_eq!(lab.settle(), [(LAN, inner)], "{:?}", lab.stepped.drops());
+    let all: Vec<_> = (0..3).map(tunnelled).collect();
+    let mut superframe = all[0].0.clone();
+    all[1..].iter().for_each(|(bytes, _)| superframe.extend(&bytes[42..]));
+    let size = superframe.len() as u16;
+    superframe[16..18].copy_from_slice(&(size - 14).to_be_bytes());
+    superframe[38..40].copy_from_slice(&(size - 34).to_be_bytes());
+    ipv4::ViewMut::new(&mut superframe[14..]).unwrap().fill_checksum();
+    lab.send_superframe(WAN, &superframe, bytes.len() as u16 - 42);
+    let expected: Vec<_> = all.into_iter().map(|(_, inner)| (LAN, inner)).collect();
+    assert_eq!(lab.settle(), expected, "{:?}", lab.stepped.drops());
+    lab.assert_balanced();
 }

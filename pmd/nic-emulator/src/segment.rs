@@ -1,4 +1,4 @@
-//! TCP segmentation.
+//! Segmentation of TCP, as NICs do it, and of UDP, which the kernel does for them.
 
 use crate::frame::{self, HeaderOffsets, Network, TCP, UDP};
 use crate::tunnel;
@@ -40,7 +40,9 @@ pub fn headers_at(packet: &[u8], l3: usize) -> HeaderOffsets {
 /// # Errors
 /// The reason why the packet cannot be segmented.
 pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, take: impl FnMut(&[u8])) -> Result<(), String> {
-    cut(packet, None, &parse_oversized(packet), header, mss, take)
+    let layers = parse_oversized(packet);
+    require_tcp(&layers)?;
+    cut(packet, None, &layers, header, mss, take)
 }
 
 /// Does the same inside a tunnel. Both IP headers and the outer UDP header of each segment have its lengths. An outer
@@ -55,7 +57,21 @@ pub fn segment_in_tunnel(
     mss: usize,
     take: impl FnMut(&[u8]),
 ) -> Result<(), String> {
+    require_tcp(&tunnel.inner)?;
     cut(packet, Some(&tunnel.outer), &tunnel.inner, header, mss, take)
+}
+
+fn require_tcp(layers: &HeaderOffsets) -> Result<(), String> {
+    if layers.protocol == TCP { Ok(()) } else { Err("segmentation of a packet that is not TCP".to_owned()) }
+}
+
+/// Returns the end of the TCP or UDP header.
+fn header_end(packet: &[u8], layers: &HeaderOffsets) -> Result<usize, String> {
+    match layers.protocol {
+        TCP => Ok(layers.l4 + usize::from(packet.get(layers.l4 + 12).ok_or("truncated headers")? >> 4) * 4),
+        UDP => Ok(layers.l4 + 8),
+        other => Err(format!("segmentation of a packet of protocol {other}")),
+    }
 }
 
 fn cut(
@@ -66,10 +82,7 @@ fn cut(
     mss: usize,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), String> {
-    if layers.protocol != TCP {
-        return Err("segmentation of a packet that is not TCP".to_owned());
-    }
-    let end = layers.l4 + usize::from(packet[layers.l4 + 12] >> 4) * 4;
+    let end = header_end(packet, layers)?;
     if end != header || header > packet.len() {
         return Err(format!("the headers have {end} bytes, but the descriptor says {header}"));
     }
@@ -84,18 +97,18 @@ fn cut(
         segment.extend_from_slice(piece);
         let length = segment.len();
         number_ip(&mut segment, layers, i as u16);
-        let sequence =
-            u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes")).wrapping_add((i * mss) as u32);
-        segment[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
-        if i + 1 < pieces {
-            segment[l4 + 13] &= !0x09; // FIN and PSH belong to the last segment
-        }
-        if i > 0 {
-            segment[l4 + 13] &= !0x80; // CWR to the first
-        }
-        segment[l4 + 16..l4 + 18].fill(0);
+        let checksum = if layers.protocol == UDP {
+            segment[l4 + 4..l4 + 6].copy_from_slice(&((length - l4) as u16).to_be_bytes());
+            l4 + 6
+        } else {
+            write_tcp(&mut segment, packet, l4, i * mss, [i == 0, i + 1 == pieces]);
+            l4 + 16
+        };
+        segment[checksum..checksum + 2].fill(0);
         let sum = layers.pseudo_header(&segment, length - l4) + frame::sum(&segment[l4..length]);
-        segment[l4 + 16..l4 + 18].copy_from_slice(&(!frame::fold(sum)).to_be_bytes());
+        // A zero checksum would mean that there is none (RFC 768).
+        let sum = Some(!frame::fold(sum)).filter(|sum| *sum != 0 || layers.protocol == TCP).unwrap_or(0xffff);
+        segment[checksum..checksum + 2].copy_from_slice(&sum.to_be_bytes());
         if let Some(outer) = outer {
             number_ip(&mut segment, outer, i as u16);
             if outer.protocol == UDP {
@@ -105,6 +118,18 @@ fn cut(
         take(&segment);
     }
     Ok(())
+}
+
+/// Writes sequence number and flags of a segment, which is the first or the last one.
+fn write_tcp(segment: &mut [u8], packet: &[u8], l4: usize, offset: usize, [is_first, is_last]: [bool; 2]) {
+    let sequence = u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes"));
+    segment[l4 + 4..l4 + 8].copy_from_slice(&sequence.wrapping_add(offset as u32).to_be_bytes());
+    if !is_last {
+        segment[l4 + 13] &= !0x09; // FIN and PSH belong to the last segment
+    }
+    if !is_first {
+        segment[l4 + 13] &= !0x80; // CWR to the first
+    }
 }
 
 /// Sets length and identification of the IP header of the `i`-th segment.
@@ -122,7 +147,7 @@ fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
     }
 }
 
-/// Segments a TCP packet of up to 64 KiB that the kernel passes to an interface with segmentation offload.
+/// Segments a TCP or UDP packet of up to 64 KiB that the kernel passes to an interface with segmentation offload.
 ///
 /// `l4` is the offset of the transport header. The packet may be inside a tunnel; each segment then gets a
 /// copy of the outer headers with its own lengths and identification.
@@ -131,17 +156,17 @@ fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
 /// The reason why the packet cannot be segmented.
 pub fn segment_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
     let outer = frame::parse(packet);
-    let words = packet.get(l4 + 12).ok_or("truncated headers")? >> 4;
-    let header = l4 + usize::from(words) * 4;
-    if mss == 0 || header > packet.len() {
-        return Err(format!("headers of {header} bytes, segments of {mss}"));
+    let inner = tunnel::inner_l3(packet, &outer).filter(|l3| *l3 < l4);
+    let layers = inner.map_or_else(|| parse_oversized(packet), |l3| headers_at(packet, l3));
+    if mss == 0 || layers.l4 != l4 {
+        return Err(format!("a header at {l4}, segments of {mss}"));
     }
-    let Some(l3) = tunnel::inner_l3(packet, &outer).filter(|l3| *l3 < l4) else {
-        return segment_tcp(packet, header, mss, take);
-    };
-    let tunnel = TunnelHeaders { outer, inner: headers_at(packet, l3) };
+    let header = header_end(packet, &layers)?;
+    if inner.is_none() {
+        return cut(packet, None, &layers, header, mss, take);
+    }
     let mut whole = Vec::new();
-    segment_in_tunnel(packet, &tunnel, header, mss, |segment| {
+    cut(packet, Some(&outer), &layers, header, mss, |segment| {
         whole.clear();
         whole.extend_from_slice(segment);
         // A zero checksum means that the sender computes none (RFC 7348, section 5).
@@ -184,11 +209,21 @@ mod tests {
 
     #[test]
     fn a_superframe_in_vxlan_becomes_whole_packets_in_vxlan() {
-        let mut inner = vec![0u8; 54];
+        in_vxlan(TCP, 54);
+        in_vxlan(UDP, 42);
+    }
+
+    /// `headers` is the length of the inner headers.
+    fn in_vxlan(protocol: u8, headers: usize) {
+        let mut inner = vec![0u8; headers];
         inner[12..14].copy_from_slice(&[8, 0]);
         inner[14] = 0x45;
-        inner[23] = TCP;
-        inner[46] = 0x50;
+        inner[23] = protocol;
+        if protocol == TCP {
+            inner[46] = 0x50;
+        } else {
+            inner[38..40].copy_from_slice(&3008u16.to_be_bytes());
+        }
         inner.extend((0..3000u32).map(|i| i as u8));
         let total = (inner.len() - 14) as u16;
         inner[16..18].copy_from_slice(&total.to_be_bytes());
@@ -205,7 +240,8 @@ mod tests {
             packet[40..42].fill(u8::from(with_checksum));
             let mut segments = Vec::new();
             segment_superframe(&packet, 50 + 34, 1400, |segment| segments.push(segment.to_vec())).unwrap();
-            assert_eq!(segments.iter().map(Vec::len).collect::<Vec<_>>(), [1504, 1504, 304]);
+            let lengths: Vec<_> = segments.iter().map(|segment| segment.len() - 50 - headers).collect();
+            assert_eq!(lengths, [1400, 1400, 200]);
             for (i, segment) in segments.iter().enumerate() {
                 let outer = frame::parse(segment);
                 assert_eq!(u16::from_be_bytes([segment[18], segment[19]]), 7 + i as u16);

@@ -1,20 +1,26 @@
-//! Generic receive offload: joins consecutive TCP packets of a flow to a superframe ([`crate::superframe`]).
+//! Generic receive offload: joins consecutive TCP packets, or UDP datagrams of one length, of a flow to a superframe
+//! ([`crate::superframe`]).
 //!
 //! Packets are joined within one batch, so that none waits for another. Those of one flow keep their order.
 //! Segmentation of a superframe makes the same packets again, byte for byte. The only exception is the
 //! identification of IPv4 packets with "don't fragment", which has no meaning (RFC 6864 section 4.1). Hence all
-//! headers must be equal: flags, window, options, ECN marks, and the headers of a tunnel. The TCP checksum, and an
-//! outer UDP checksum, are verified first, since they are not kept. Packets of several buffers are not joined.
+//! headers must be equal: flags, window, options, ECN marks, and the headers of a tunnel. Checksums of TCP and UDP are
+//! verified first, since they are not kept; an absent UDP checksum stays absent. Packets of several buffers are not
+//! joined.
+//!
+//! The last datagram of a superframe may be shorter than the others (`udp_gro_receive_segment` in
+//! net/ipv4/udp_offload.c). Datagrams that carry a tunnel are never joined as such, only the packets in them.
 
 #![deny(unsafe_code)]
 
 use wirepath_wire::checksum::{self, Sum};
 use wirepath_wire::checksum_offload::{self, ChecksumSpan};
+use wirepath_wire::segment::MAX_DATAGRAMS;
 use wirepath_wire::tcp::flags::{ACK, PSH};
 use wirepath_wire::{HeaderOffsets, IpProtocol, L3Type, L4Type, Parsed, Parser, ipv4};
 
 use crate::offload::{ChecksumStatus, Flags};
-use crate::{BATCH, Batch, HeaderLengths, Packet};
+use crate::{BATCH, Batch, HeaderLengths, Packet, superframe};
 
 /// Flows that are followed in a batch.
 const FLOWS: usize = 8;
@@ -22,6 +28,9 @@ const FLOWS: usize = 8;
 const MAX_LEN: usize = 65_000;
 /// Longest headers of a packet that may be joined.
 const MAX_HEADER: usize = 192;
+/// UDP ports of BFD (RFC 5881 section 4, RFC 5883 section 5), whose packets the gateway reads one by one.
+const BFD_PORTS: [u16; 2] = [3784, 4784];
+const _: () = assert!(BATCH <= MAX_DATAGRAMS);
 /// Flags that a packet to join must not have.
 const OTHER: Flags = Flags::TX_SEGMENT
     .with(Flags::VLAN)
@@ -49,7 +58,8 @@ struct Flow {
     parsed: Parsed,
     /// Identifications of the first outer and inner packet.
     idents: [u16; 2],
-    seq: u32,
+    /// TCP sequence number of the next packet; 0 in UDP.
+    next_seq: u32,
     /// Payload of the first packet in bytes.
     mss: usize,
     len: usize,
@@ -65,8 +75,11 @@ struct Candidate {
     headers: [u8; MAX_HEADER],
     header_len: usize,
     idents: [u16; 2],
+    /// TCP sequence number of this packet and of the next one; 0 in UDP.
     seq: u32,
-    flags: u8,
+    next_seq: u32,
+    /// True if the TCP packet has the flag PSH.
+    push: bool,
     payload: usize,
 }
 
@@ -85,7 +98,7 @@ impl Gro {
             header_len: 0,
             parsed: Parsed::default(),
             idents: [0; 2],
-            seq: 0,
+            next_seq: 0,
             mss: 0,
             len: 0,
             push: false,
@@ -133,9 +146,9 @@ impl Gro {
             && flow.accepts(&here)
             && packet.trim_front(here.header_len)
         {
-            flow.seq = here.seq.wrapping_add(here.payload as u32);
+            flow.next_seq = here.next_seq;
             flow.len += here.payload;
-            flow.push = here.flags & PSH != 0;
+            flow.push = here.push;
             flow.closed = flow.push || here.payload < flow.mss;
             flow.rest.push(packet);
             return None;
@@ -152,8 +165,8 @@ impl Gro {
             return;
         }
         let parsed = self.parser.parse_chain(packet.data(), packet.len());
-        let is_tcp = |parsed: &Parsed| parsed.innermost().l4_type() == L4Type::Tcp;
-        let ports = parsed.ok().filter(is_tcp).and_then(|parsed| ports_at(packet.data(), parsed.innermost().l4()));
+        let has_ports = |parsed: &Parsed| matches!(parsed.innermost().l4_type(), L4Type::Tcp | L4Type::Udp);
+        let ports = parsed.ok().filter(has_ports).and_then(|parsed| ports_at(packet.data(), parsed.innermost().l4()));
         for flow in &mut self.flows[..self.used] {
             let own = ports_at(&flow.headers, flow.parsed.innermost().l4());
             flow.closed |= ports.is_none() || own == ports;
@@ -162,7 +175,7 @@ impl Gro {
 
     /// Begins a superframe with the packet at place `at`.
     fn open(&mut self, here: &Candidate, packet: &Packet, at: usize) {
-        if here.flags & PSH != 0 {
+        if here.push {
             return;
         }
         let index = if self.used < FLOWS {
@@ -179,13 +192,13 @@ impl Gro {
         flow.header_len = here.header_len;
         flow.parsed = here.parsed;
         flow.idents = here.idents;
-        flow.seq = here.seq.wrapping_add(here.payload as u32);
+        flow.next_seq = here.next_seq;
         (flow.mss, flow.len) = (here.payload, packet.len());
         (flow.push, flow.closed) = (false, false);
     }
 }
 
-/// Returns the ports of the TCP header at `l4`.
+/// Returns the ports of the TCP or UDP header at `l4`.
 fn ports_at(headers: &[u8], l4: usize) -> Option<[u8; 4]> {
     headers.get(l4..)?.first_chunk().copied()
 }
@@ -201,7 +214,7 @@ impl Candidate {
         let header_len = own.payload();
         let payload = packet.len().checked_sub(header_len).filter(|len| *len > 0)?;
         // Padding behind the packet would become payload.
-        if own.l4_type() != L4Type::Tcp || own.end() != packet.len() || !is_simple(own) {
+        if own.end() != packet.len() || !is_simple(own) {
             return None;
         }
         if parsed.inner().is_some() && (!repeats(data, &parsed) || outer.end() != packet.len()) {
@@ -209,34 +222,46 @@ impl Candidate {
         }
         let mut headers = [0; MAX_HEADER];
         headers.get_mut(..header_len)?.copy_from_slice(data.get(..header_len)?);
-        let tcp = own.tcp(data)?;
-        let (seq, flags) = (tcp.seq(), tcp.flags());
-        if flags & !PSH != ACK {
-            return None;
+        let l4 = own.l4();
+        let (mut seq, mut next_seq, mut push, mut has_checksum) = (0, 0, false, true);
+        match own.l4_type() {
+            L4Type::Tcp => {
+                let tcp = own.tcp(data)?;
+                if tcp.flags() & !PSH != ACK {
+                    return None;
+                }
+                push = tcp.flags() & PSH != 0;
+                seq = tcp.seq();
+                next_seq = seq.wrapping_add(payload as u32);
+                headers[l4 + 4..l4 + 8].fill(0);
+                headers[l4 + 13] &= !PSH;
+                headers[l4 + 16..l4 + 18].fill(0);
+            }
+            L4Type::Udp => {
+                let ports = own.udp(data).map(|udp| [udp.src_port(), udp.dst_port()])?;
+                let is_bfd = ports.iter().any(|port| BFD_PORTS.contains(port));
+                if own.udp_end(data) != Some(packet.len()) || is_bfd || superframe::may_carry_tunnel(data, own) {
+                    return None;
+                }
+                has_checksum = blank_udp(&mut headers, l4);
+            }
+            _ => return None,
         }
         let idents = [outer, own].map(|layers| layers.ipv4(data).map_or(0, |ip| ip.ident()));
-        let l4 = own.l4();
-        headers[l4 + 4..l4 + 8].fill(0);
-        headers[l4 + 13] &= !PSH;
-        headers[l4 + 16..l4 + 18].fill(0);
         blank_ip(&mut headers, own);
         if parsed.inner().is_some() {
             blank_ip(&mut headers, outer);
         }
         if parsed.inner().is_some() && outer.l4_type() == L4Type::Udp {
-            let udp = outer.l4();
-            headers[udp + 4..udp + 6].fill(0);
-            let has_checksum = headers[udp + 6..udp + 8] != [0, 0];
-            // Equal headers shall mean that both have a checksum, or none.
-            headers[udp + 6..udp + 8].fill(u8::from(has_checksum));
+            let has_checksum = blank_udp(&mut headers, outer.l4());
             if has_checksum && !is_good(packet, outer, ChecksumStatus::OUTER_L4_GOOD) {
                 return None;
             }
         }
-        if !is_good(packet, own, ChecksumStatus::L4_GOOD) {
+        if has_checksum && !is_good(packet, own, ChecksumStatus::L4_GOOD) {
             return None;
         }
-        Some(Self { parsed, headers, header_len, idents, seq, flags, payload })
+        Some(Self { parsed, headers, header_len, idents, seq, next_seq, push, payload })
     }
 }
 
@@ -282,6 +307,15 @@ fn blank_ip(headers: &mut [u8; MAX_HEADER], layers: &HeaderOffsets) {
     }
 }
 
+/// Clears length and checksum of the UDP header at `l4`. Returns whether it has a checksum. Equal headers shall mean
+/// that both have one, or none.
+fn blank_udp(headers: &mut [u8; MAX_HEADER], l4: usize) -> bool {
+    headers[l4 + 4..l4 + 6].fill(0);
+    let has_checksum = headers[l4 + 6..l4 + 8] != [0, 0];
+    headers[l4 + 6..l4 + 8].fill(u8::from(has_checksum));
+    has_checksum
+}
+
 /// Returns whether the checksum of a TCP or UDP header is right.
 fn is_good(packet: &Packet, layers: &HeaderOffsets, good: ChecksumStatus) -> bool {
     if packet.checksum_status().contains(good) {
@@ -305,7 +339,7 @@ impl Flow {
                 || self.headers[l3 + 6] & 0x40 != 0
                 || here.idents[level] == self.idents[level].wrapping_add(count)
         };
-        here.seq == self.seq
+        here.seq == self.next_seq
             && here.payload <= self.mss
             && self.len + here.payload <= MAX_LEN
             && in_order(self.parsed.innermost(), 1)
@@ -329,27 +363,41 @@ impl Flow {
         let (parsed, len) = (self.parsed, first.len());
         let own = *parsed.innermost();
         let data = first.data_mut();
+        set_ip_length(data, &own, len);
+        let is_tcp = own.l4_type() == L4Type::Tcp;
+        let (transport, field) =
+            if is_tcp { (IpProtocol::TCP, own.l4() + 16) } else { (IpProtocol::UDP, own.l4() + 6) };
+        let has_checksum = is_tcp || data[field..field + 2] != [0, 0];
         if self.push {
             data[own.l4() + 13] |= PSH;
         }
-        set_ip_length(data, &own, len);
-        let tcp_len = len - own.l4();
-        let pseudo = checksum_offload::pseudo(data, &own, IpProtocol::TCP, tcp_len).unwrap_or(Sum::ZERO);
-        data[own.l4() + 16..own.l4() + 18].copy_from_slice(&pseudo.fold().to_be_bytes());
+        if !is_tcp {
+            set_udp_length(data, &own, len);
+        }
+        if has_checksum {
+            let pseudo = checksum_offload::pseudo(data, &own, transport, len - own.l4()).unwrap_or(Sum::ZERO);
+            data[field..field + 2].copy_from_slice(&pseudo.fold().to_be_bytes());
+        }
         if parsed.inner().is_some() {
             let outer = parsed.outer();
             set_ip_length(data, outer, len);
             if outer.l4_type() == L4Type::Udp {
-                let udp_len = (len - outer.l4()) as u16;
-                data[outer.l4() + 4..outer.l4() + 6].copy_from_slice(&udp_len.to_be_bytes());
+                set_udp_length(data, outer, len);
             }
         }
         first.set_header_lengths(HeaderLengths::from(&parsed));
         first.set_mss(self.mss as u16);
-        let requests = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
+        let requests = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM);
+        let requests = if has_checksum { requests.with(Flags::TX_L4_CHECKSUM) } else { requests };
         first.set_flags(first.flags().with(requests));
         first.set_checksum_status(ChecksumStatus::NONE);
     }
+}
+
+/// Writes the length of a UDP datagram that ends with the frame.
+fn set_udp_length(data: &mut [u8], layers: &HeaderOffsets, len: usize) {
+    let l4 = layers.l4();
+    data[l4 + 4..l4 + 6].copy_from_slice(&((len - l4) as u16).to_be_bytes());
 }
 
 /// Writes the length of an IP packet that ends with the frame, and the IPv4 checksum.
@@ -368,18 +416,19 @@ fn set_ip_length(data: &mut [u8], layers: &HeaderOffsets, len: usize) {
 #[cfg(test)]
 mod tests {
     use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
-    use wirepath_wire::checksum::Transport;
     use wirepath_wire::tcp::flags::{CWR, ECE, FIN, RST, SYN, URG};
-    use wirepath_wire::{EtherType, MacAddr, Vni, ethernet, ipv6, parse, tcp};
+    use wirepath_wire::{EtherType, MacAddr, Vni, ethernet, ipv6, parse, tcp, udp};
 
     use super::*;
     use crate::Pool;
     use crate::superframe::Cutter;
 
-    /// A TCP packet, as a sender with a small MTU sends it.
+    /// A TCP packet or a UDP datagram, as a sender with a small MTU sends it.
     #[derive(Clone, Debug)]
     struct Spec {
         v6: bool,
+        /// In a UDP datagram, whether it has a checksum.
+        udp: Option<bool>,
         /// IP version of the tunnel, and whether it has UDP checksums.
         tunnel: Option<(bool, bool)>,
         port: u16,
@@ -396,6 +445,7 @@ mod tests {
         fn default() -> Self {
             Self {
                 v6: false,
+                udp: None,
                 tunnel: None,
                 port: 5000,
                 seq: 1,
@@ -411,23 +461,23 @@ mod tests {
 
     fn bytes_of(spec: &Spec) -> Vec<u8> {
         let at = 14 + if spec.v6 { 40 } else { 20 };
-        let mut frame = vec![1u8; at + 32];
+        let (l4_len, protocol) = if spec.udp.is_some() { (8, IpProtocol::UDP) } else { (32, IpProtocol::TCP) };
+        let mut frame = vec![1u8; at + l4_len];
         let ethertype = if spec.v6 { EtherType::IPV6 } else { EtherType::IPV4 };
         let (dst, src) = (MacAddr::new(2, 0, 0, 0, 0, 2), MacAddr::new(2, 0, 0, 0, 0, 1));
         ethernet::Repr { dst, src, ethertype }.emit(&mut frame).unwrap();
-        let payload_len = (32 + spec.payload.len()) as u16;
+        let payload_len = (l4_len + spec.payload.len()) as u16;
         if spec.v6 {
             let (src, dst) = ("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap());
             let traffic_class = spec.class;
-            let next_header = IpProtocol::TCP;
-            ipv6::Repr { src, dst, next_header, payload_len, hop_limit: 64, traffic_class, flow_label: 5 }
+            ipv6::Repr { src, dst, next_header: protocol, payload_len, hop_limit: 64, traffic_class, flow_label: 5 }
                 .emit(&mut frame[14..])
                 .unwrap();
         } else {
             ipv4::Repr {
                 src: [10, 1, 0, 1].into(),
                 dst: [10, 1, 0, 2].into(),
-                protocol: IpProtocol::TCP,
+                protocol,
                 payload_len,
                 ttl: 64,
                 traffic_class: spec.class,
@@ -437,16 +487,24 @@ mod tests {
             .emit(&mut frame[14..])
             .unwrap();
         }
-        let (flags, window) = (spec.flags, spec.window);
-        tcp::Repr { src_port: spec.port, dst_port: 80, seq: spec.seq, ack: 7, flags, window, urgent: 0 }
-            .emit(&mut frame[at..])
-            .unwrap();
-        frame[at + 12] = 8 << 4;
+        if spec.udp.is_some() {
+            // A window chooses another destination.
+            let (src_port, dst_port, payload_len) = (spec.port, spec.window, spec.payload.len() as u16);
+            udp::Repr { src_port, dst_port, payload_len }.emit(&mut frame[at..]).unwrap();
+        } else {
+            let (flags, window) = (spec.flags, spec.window);
+            tcp::Repr { src_port: spec.port, dst_port: 80, seq: spec.seq, ack: 7, flags, window, urgent: 0 }
+                .emit(&mut frame[at..])
+                .unwrap();
+            frame[at + 12] = 8 << 4;
+        }
         frame.extend(&spec.payload);
-        let span = ChecksumSpan::of(&frame, parse(&frame).unwrap().outer()).unwrap();
-        Transport::Tcp.set_field(&mut frame[at..], 0);
-        let value = Transport::Tcp.encode(span.pseudo.and(checksum::sum(&frame[at..])));
-        Transport::Tcp.set_field(&mut frame[at..], value);
+        if spec.udp != Some(false) {
+            let span = ChecksumSpan::of(&frame, parse(&frame).unwrap().outer()).unwrap();
+            span.transport.set_field(&mut frame[at..], 0);
+            let value = span.transport.encode(span.pseudo.and(checksum::sum(&frame[at..])));
+            span.transport.set_field(&mut frame[at..], value);
+        }
         let Some((v6, has_checksum)) = spec.tunnel else { return frame };
         let (src, dst) = if v6 { ("fd00:9::1", "fd00:9::2") } else { ("10.9.0.1", "10.9.0.2") };
         let encap = OuterHeaders::vxlan(&VxlanConfig {
@@ -540,10 +598,50 @@ mod tests {
         assert_eq!(pool.outstanding(), 0);
     }
 
-    /// Returns how many packets remain of three, of which the second one is changed.
+    #[test]
+    fn datagrams_of_a_burst_become_one() {
+        let pool = Pool::new("gro", 512).unwrap();
+        for v6 in [false, true] {
+            for (has_checksum, tunnel) in [
+                (true, None),
+                (false, None),
+                (true, Some((false, false))),
+                (false, Some((true, false))),
+                (true, Some((true, true))),
+            ] {
+                let payload = vec![3; 1391];
+                let mut specs = stream(&Spec { v6, udp: Some(has_checksum), tunnel, payload, ..Spec::default() }, 40);
+                specs[39].payload.truncate(10);
+                let frames: Vec<_> = specs.iter().map(bytes_of).collect();
+                let (lengths, cut) = round_trip(&pool, &frames);
+                assert_eq!(lengths.len(), 1, "v6 {v6}, checksum {has_checksum}, tunnel {tunnel:?}: {lengths:?}");
+                for (i, (frame, want)) in cut.iter().zip(&frames).enumerate() {
+                    let mut frame = frame.clone();
+                    if matches!(tunnel, Some((false, _))) {
+                        frame[18..20].fill(0);
+                        frame[24..26].copy_from_slice(&want[24..26]);
+                    }
+                    assert_eq!(frame, *want, "v6 {v6}, checksum {has_checksum}, tunnel {tunnel:?}, datagram {i}");
+                }
+                assert_eq!(cut.len(), frames.len());
+            }
+        }
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    /// Returns how many packets remain of three, of which some are changed.
     fn left_of_three(change: impl FnOnce(&mut Vec<Spec>)) -> usize {
+        left_of_three_like(&Spec::default(), change)
+    }
+
+    /// Does the same for datagrams.
+    fn left_of_three_datagrams(change: impl FnOnce(&mut Vec<Spec>)) -> usize {
+        left_of_three_like(&Spec { udp: Some(true), ..Spec::default() }, change)
+    }
+
+    fn left_of_three_like(first: &Spec, change: impl FnOnce(&mut Vec<Spec>)) -> usize {
         let pool = Pool::new("gro", 64).unwrap();
-        let mut specs = stream(&Spec::default(), 3);
+        let mut specs = stream(first, 3);
         change(&mut specs);
         let frames: Vec<_> = specs.iter().map(bytes_of).collect();
         let (lengths, cut) = round_trip(&pool, &frames);
@@ -576,11 +674,71 @@ mod tests {
     }
 
     #[test]
+    fn other_headers_and_lengths_end_a_superframe_of_datagrams() {
+        assert_eq!(left_of_three_datagrams(|_| {}), 1);
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].class = 3), 3, "congestion experienced");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].class = 0x20), 3, "another DSCP");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].df = true), 3);
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].udp = Some(false)), 3, "no checksum");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].port += 1), 3, "another source port");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].window += 1), 3, "another destination port");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].ident += 5), 3);
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].payload.truncate(60)), 2, "a short one is the last");
+        assert_eq!(left_of_three_datagrams(|specs| specs[2].payload.push(1)), 2, "longer than the first one");
+        assert_eq!(left_of_three_datagrams(|specs| specs[1].payload.clear()), 3, "an empty datagram");
+        assert_eq!(left_of_three_datagrams(|specs| specs.iter_mut().for_each(|spec| spec.payload.truncate(3))), 3);
+        for port in [4789, 4790, 6081, 6635, 3784, 4784] {
+            let to_port = |specs: &mut Vec<Spec>| specs.iter_mut().for_each(|spec| spec.window = port);
+            assert_eq!(left_of_three_datagrams(to_port), 3, "port {port}");
+        }
+        // Headers of VXLAN, VXLAN-GPE and GENEVE on other ports.
+        for header in [[8, 0, 0, 0], [0x0c, 0, 0, 3], [0, 0, 0x65, 0x58], [2, 0, 8, 0], [0, 0x40, 0x86, 0xdd]] {
+            let carry =
+                |specs: &mut Vec<Spec>| specs.iter_mut().for_each(|spec| spec.payload[..4].copy_from_slice(&header));
+            assert_eq!(left_of_three_datagrams(carry), 3, "{header:02x?}");
+        }
+        // Three flows in turn, and TCP with the same ports.
+        let pool = Pool::new("gro", 64).unwrap();
+        let flows = [(5000, Some(true)), (5001, Some(true)), (5002, Some(false)), (5000, None)];
+        let flows = flows.map(|(port, udp)| stream(&Spec { port, udp, ..Spec::default() }, 10));
+        let frames: Vec<_> = (0..40).map(|i| bytes_of(&flows[i % 4][i / 4])).collect();
+        let (lengths, mut cut) = round_trip(&pool, &frames);
+        assert_eq!((lengths.len(), cut.len()), (4, 40));
+        cut.sort();
+        let mut frames = frames;
+        frames.sort();
+        assert!(cut == frames);
+    }
+
+    #[test]
     fn packets_with_a_wrong_checksum_stay_alone() {
         let pool = Pool::new("gro", 64).unwrap();
-        for tunnel in [None, Some((true, true))] {
-            let mut frames: Vec<_> = stream(&Spec { tunnel, ..Spec::default() }, 3).iter().map(bytes_of).collect();
-            *frames[1].last_mut().unwrap() ^= 1;
+        for udp in [None, Some(true)] {
+            for tunnel in [None, Some((true, true))] {
+                let specs = stream(&Spec { udp, tunnel, ..Spec::default() }, 3);
+                let mut frames: Vec<_> = specs.iter().map(bytes_of).collect();
+                *frames[1].last_mut().unwrap() ^= 1;
+                let (lengths, cut) = round_trip(&pool, &frames);
+                assert_eq!((lengths.len(), cut), (3, frames));
+            }
+        }
+    }
+
+    #[test]
+    fn padding_and_fragments_stay_alone() {
+        let pool = Pool::new("gro", 64).unwrap();
+        let whole: Vec<_> = stream(&Spec { udp: Some(false), ..Spec::default() }, 3).iter().map(bytes_of).collect();
+        let mut padded = whole.clone();
+        padded[1].push(0);
+        let mut fragments = whole.clone();
+        for frame in &mut fragments {
+            frame[20] = 0x20;
+            ipv4::ViewMut::new(&mut frame[14..]).unwrap().fill_checksum();
+        }
+        // The datagram ends before the IP packet.
+        let mut short = whole;
+        short[1][39] -= 1;
+        for frames in [padded, fragments, short] {
             let (lengths, cut) = round_trip(&pool, &frames);
             assert_eq!((lengths.len(), cut), (3, frames));
         }
@@ -633,6 +791,7 @@ mod tests {
             let mut flows: Vec<Spec> = (0..random.u16(1..12))
                 .map(|port| Spec {
                     v6: random.bool(),
+                    udp: [None, Some(true), Some(false)][random.usize(..3)],
                     tunnel: [None, None, Some((true, random.bool()))][random.usize(..3)],
                     port,
                     seq: random.u32(..),
@@ -654,7 +813,7 @@ mod tests {
                     3 => spec.seq = random.u32(..),
                     4 => spec.ident = random.u16(..),
                     5 => spec.payload.truncate(random.usize(..100)),
-                    6 => spec.window = random.u16(..),
+                    6 if spec.udp.is_none() => spec.window = random.u16(..),
                     _ => {}
                 }
                 flow.seq = spec.seq.wrapping_add(spec.payload.len() as u32);
@@ -663,6 +822,10 @@ mod tests {
                 if random.u8(..40) == 0 {
                     let place = random.usize(..frame.len());
                     frame[place] ^= 1 << random.u8(..8);
+                    // Its headers may now be those of a flow of its own, which no sequence numbers keep in order.
+                    let at = if flows[at].udp.is_some() { flows.len() + frames.len() } else { at };
+                    frames.push((at, frame));
+                    continue;
                 }
                 frames.push((at, frame));
             }
@@ -670,10 +833,10 @@ mod tests {
             let (lengths, cut) = round_trip(&pool, &bytes);
             joined += bytes.len() - lengths.len();
             // Each flow has its frames in order. Equal frames are of one flow, so that a search finds the right one.
-            let mut next = vec![0; flows.len()];
+            let mut next = vec![0; flows.len() + frames.len()];
             for frame in &cut {
                 let of_flow = |at: usize| frames.iter().filter(move |(flow, _)| *flow == at).map(|(_, frame)| frame);
-                let found = (0..flows.len()).find(|at| of_flow(*at).nth(next[*at]) == Some(frame));
+                let found = (0..next.len()).find(|at| of_flow(*at).nth(next[*at]) == Some(frame));
                 next[found.expect("a frame that was not received, or too early")] += 1;
             }
             assert_eq!(cut.len(), frames.len());
@@ -687,7 +850,8 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         let pool = Pool::new("gro", 1024).unwrap();
         for _ in 0..2000 {
-            let frames: Vec<Vec<u8>> = stream(&Spec { v6: random.bool(), ..Spec::default() }, 4)
+            let udp = [None, Some(true), Some(false)][random.usize(..3)];
+            let frames: Vec<Vec<u8>> = stream(&Spec { v6: random.bool(), udp, ..Spec::default() }, 4)
                 .iter()
                 .map(|spec| {
                     let tunnel = [None, Some((random.bool(), random.bool()))][random.usize(..2)];

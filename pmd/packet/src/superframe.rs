@@ -1,14 +1,20 @@
-//! Superframes: TCP packets longer than the MTU, which the last device on the way segments (GSO).
+//! Superframes: TCP packets longer than the MTU, or UDP datagrams of a flow, which the last device on the way segments
+//! (GSO).
 //!
-//! A superframe has [`Flags::TX_SEGMENT`] and a segment size ([`Packet::mss`]). Its TCP checksum holds only the
-//! sum of the pseudo header, as in a `virtio_net_hdr` frame. Tunnel headers in front of it have the lengths of
-//! the whole superframe. [`Cutter`] does in software what the device would do, for all headers.
+//! A superframe has [`Flags::TX_SEGMENT`] and a segment size ([`Packet::mss`]). Its TCP or UDP checksum holds only the
+//! sum of the pseudo header, as in a `virtio_net_hdr` frame; an absent UDP checksum stays zero. Tunnel headers in
+//! front of it have the lengths of the whole superframe. [`Cutter`] does in software what the device would do, for all
+//! headers.
+//!
+//! The innermost headers are those that are segmented. A superframe of UDP begins with the payload of its first
+//! datagram, which must not be taken for a tunnel. So ports do not join datagrams that [`may_carry_tunnel`], and cut
+//! such superframes of the kernel as they receive them.
 
 #![deny(unsafe_code)]
 
 use wirepath_wire::checksum::{self, Sum};
 use wirepath_wire::segment::{SegmentError, Segmenter};
-use wirepath_wire::{HeaderOffsets, L4Type, Parsed, Parser, Tunnels};
+use wirepath_wire::{EtherType, HeaderOffsets, L4Type, Parsed, Parser, Tunnel, Tunnels, vxlan, vxlan_gpe};
 
 use crate::drops::DropReason;
 use crate::offload::Flags;
@@ -59,6 +65,32 @@ pub fn udp_header<'a>(head: &'a [u8], layers: &HeaderOffsets) -> Option<&'a [u8;
     head.get(layers.l4()..).filter(|_| layers.l4_type() == L4Type::Udp)?.first_chunk()
 }
 
+/// Returns whether [`parse`] might read the payload of a UDP datagram as a tunnel: because of its port, or of the bytes
+/// by which tunnels on other ports are recognised. Superframes of such datagrams do not exist. `layers` are the
+/// innermost headers that were parsed.
+pub fn may_carry_tunnel(head: &[u8], layers: &HeaderOffsets) -> bool {
+    let Some(udp) = udp_header(head, layers) else { return false };
+    let payload: Option<&[u8; 4]> = head.get(layers.payload()..).and_then(|payload| payload.first_chunk());
+    // Further bytes of a short first datagram are those of the next one.
+    let Some(&[first, _, high, low]) = payload else { return true };
+    let is_tunnel = match u16::from_be_bytes([high, low]) {
+        0 => first & vxlan::FLAG_VNI != 0,
+        next @ 1..=255 => {
+            use vxlan_gpe::NextProtocol;
+            let is_carried =
+                matches!(NextProtocol(next as u8), NextProtocol::IPV4 | NextProtocol::IPV6 | NextProtocol::ETHERNET);
+            is_carried && first & (vxlan_gpe::FLAGS_VERSION | vxlan_gpe::FLAG_NEXT) == vxlan_gpe::FLAG_NEXT
+        }
+        ethertype => {
+            let is_carried =
+                matches!(EtherType(ethertype), EtherType::TRANSPARENT_ETHERNET | EtherType::IPV4 | EtherType::IPV6);
+            // The first two bits are the version.
+            is_carried && first >> 6 == 0
+        }
+    };
+    is_tunnel || Tunnels::ALL.on_port(u16::from_be_bytes([udp[2], udp[3]])) != Tunnel::None
+}
+
 /// Returns the flags of a TCP header in the first buffer of a packet, whose payload may lie in further ones.
 pub fn tcp_flags(packet: &Packet, layers: &HeaderOffsets) -> Option<u8> {
     packet.data().get(layers.l4() + TCP_FLAGS).filter(|_| layers.l4_type() == L4Type::Tcp).copied()
@@ -84,6 +116,12 @@ pub fn has_tunnel(packet: &Packet) -> bool {
     parse(packet, None).is_none_or(|parsed| parsed.inner().is_some())
 }
 
+/// Returns whether a superframe consists of UDP datagrams outside tunnels. An endpoint whose tunnel ports are not those
+/// of [`Tunnels::ALL`] cuts such superframes before it reads the datagrams.
+pub fn has_plain_datagrams(packet: &Packet) -> bool {
+    parse(packet, None).is_some_and(|parsed| parsed.inner().is_none() && parsed.outer().l4_type() == L4Type::Udp)
+}
+
 /// Cuts one packet into frames, one at a time.
 #[derive(Debug)]
 pub struct Cutter {
@@ -95,7 +133,7 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// Prepares to cut `packet` at its innermost TCP header, or at the layer-4 header at offset `l4`.
+    /// Prepares to cut `packet` at its innermost TCP or UDP header, or at the layer-4 header at offset `l4`.
     ///
     /// Returns the packet and the reason of its drop if it cannot be cut.
     pub fn new(packet: Packet, l4: Option<usize>) -> Result<Self, (Packet, DropReason)> {

@@ -250,8 +250,9 @@ const MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
     )
     .about("Largest layer-3 packet. Frames may have 22 bytes more: an Ethernet header and two VLAN tags.");
 const GRO: Key<WithDefault<Flag>> = Key::flag("gro").default(false).about(
-    "Joins TCP packets that arrive in one burst to superframes, also inside tunnels (generic receive offload): over \
-     UDP on their standard ports, GRE, and IP in IP. They are cut when they leave, by the device if it can.",
+    "Joins TCP packets, and UDP datagrams of one length, that arrive in one burst to superframes, also inside tunnels \
+     (generic receive offload): over UDP on their standard ports, GRE, and IP in IP. They are cut when they leave, by \
+     the device if it can.",
 );
 const PROMISCUOUS: Key<WithDefault<Flag>> =
     Key::flag("promiscuous").default(true).about("Also receives frames for other link-layer addresses.");

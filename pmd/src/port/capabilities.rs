@@ -37,7 +37,7 @@ flag_set! {
         TX_CHAINS = 13;
         /// Transmit: metadata for egress rules.
         TX_METADATA = 14;
-        /// Receive: TCP superframes that another port must segment.
+        /// Receive: superframes of TCP and UDP that another port must segment.
         RX_SUPERFRAMES = 15;
     }
 }

@@ -193,7 +193,8 @@ pub struct PortConfig {
     pub mtu: u16,
     /// True to receive frames to all destination addresses.
     pub promiscuous: bool,
-    /// True to join received TCP packets to superframes ([`wirepath_packet::gro`]). Packets of one burst are joined.
+    /// True to join received TCP packets and UDP datagrams to superframes ([`wirepath_packet::gro`]), those of one
+    /// burst.
     pub gro: bool,
     /// Pool of the received packets.
     pub pool: Pool,

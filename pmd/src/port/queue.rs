@@ -110,7 +110,7 @@ pub(super) type TxHandoff = RingHandoff<Box<dyn TxDriver>, ()>;
 pub struct RxQueue {
     /// `None` while the device is lost.
     inner: Option<Box<dyn RxDriver>>,
-    /// Present if TCP packets are joined.
+    /// Present if packets are joined.
     gro: Option<Box<Gro>>,
     handoff: Arc<RxHandoff>,
     counters: Arc<QueueCounters>,
@@ -141,7 +141,7 @@ impl RxQueue {
         Self { inner: Some(inner), gro: None, handoff, counters, port, index, name: name.to_owned() }
     }
 
-    /// Joins the TCP packets of each burst.
+    /// Joins the TCP packets and UDP datagrams of each burst.
     pub(super) fn with_gro(self) -> Self {
         Self { gro: Some(Box::default()), ..self }
     }

@@ -8,6 +8,7 @@ use wirepath_nic_emulator::launch;
 use wirepath_packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, RxQueue, StartedPort};
 use wirepath_testlab::{print_uncaptured, skip_or_fail};
+use wirepath_wire::checksum;
 
 use crate::common::{bytes, packet, settings};
 use crate::fixture::{Emulation, Fixture, Property, Wire, WireTraits};
@@ -318,7 +319,7 @@ const MAGIC: [u8; 4] = *b"WPCT";
 pub(crate) const SHORTEST: usize = 60;
 
 /// Returns a test frame of `size` bytes without frame check sequence: a UDP datagram with flow, number and a
-/// pattern.
+/// pattern. Datagrams of odd flows have a checksum.
 pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
     assert!(size >= SHORTEST);
     let mut frame = vec![0; size];
@@ -326,6 +327,7 @@ pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
     frame[12..14].copy_from_slice(&[8, 0]);
     let total = (size - 14) as u16;
     frame[14..24].copy_from_slice(&[0x45, 0, (total >> 8) as u8, total as u8, 0, 0, 0x40, 0, 64, 17]);
+    frame[18..20].copy_from_slice(&(number as u16).to_be_bytes());
     frame[26..34].copy_from_slice(&[198, 18, 0, 1, 198, 18, 1, 1]);
     let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -338,6 +340,9 @@ pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
     frame[50..54].copy_from_slice(&number.to_be_bytes());
     for (at, byte) in frame[54..].iter_mut().enumerate() {
         *byte = (at as u32 ^ number) as u8;
+    }
+    if flow % 2 == 1 {
+        checksum::udp4([198, 18, 0, 1].into(), [198, 18, 1, 1].into(), &mut frame[34..]);
     }
     frame
 }

@@ -11,6 +11,7 @@ pub(crate) enum Property {
     Sizes,
     TooLong,
     Chains,
+    Superframes,
     Statistics,
     Queues,
     Exhaustion,

@@ -34,6 +34,7 @@ macro_rules! contract {
                 sizes: Sizes, properties::sizes::every_size_both_ways;
                 too_long_is_refused: TooLong, properties::sizes::too_long_is_dropped_and_counted;
                 chains: Chains, properties::chains::go_out_whole;
+                superframes: Superframes, properties::superframes::become_the_datagrams_that_they_were;
                 statistics: Statistics, properties::statistics::equal_what_was_moved;
                 several_queues: Queues, properties::queues::share_the_flows;
                 pool_runs_dry: Exhaustion, properties::exhaustion::drops_counts_and_recovers;

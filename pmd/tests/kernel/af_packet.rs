@@ -77,25 +77,25 @@ const FRAMES: usize = 8;
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// Streams of [`streams`].
-const STREAMS: usize = 2 * (1 + 2 * (2 * 6 + 5) + 1);
+const STREAMS: usize = 2 * 2 * (1 + 2 * (2 * 6 + 5) + 1);
 /// Streams of [`streams`] in tunnels with an outer checksum.
-const WITH_CHECKSUM: usize = 2 * 2 * 6;
+const WITH_CHECKSUM: usize = 2 * 2 * 2 * 6;
 
-/// Returns frames of TCP streams over both IP versions, plain and in tunnels over both. Tunnels over UDP are those with
-/// outer checksums and those without.
+/// Returns frames of TCP and UDP streams over both IP versions, plain and in tunnels over both. Tunnels over UDP are
+/// those with outer checksums and those without.
 fn streams() -> Vec<Vec<u8>> {
     let script = format!(
         "from scapy.contrib.geneve import GENEVE, GeneveOptions\n\
          def ip(version, i): return IP(src='10.1.0.1', dst='10.1.0.2', id=70 + i) if version == 4 else \
          IPv6(src='fd00::1', dst='fd00::2')\n\
          def stream(wrap):\n\
-         \x20 for version in (4, 6):\n\
+         \x20 for version, is_tcp in ((4, True), (6, True), (4, False), (6, False)):\n\
          \x20   for i in range({FRAMES}):\n\
          \x20     last = i == {FRAMES} - 1\n\
-         \x20     tcp = TCP(sport=5000, dport=80, seq=9 + 1200 * i, ack=5, flags='PA' if last else 'A', \
-         options=[('NOP', None), ('NOP', None), ('Timestamp', (7, 8))])\n\
+         \x20     l4 = TCP(sport=5000, dport=80, seq=9 + 1200 * i, ack=5, flags='PA' if last else 'A', \
+         options=[('NOP', None), ('NOP', None), ('Timestamp', (7, 8))]) if is_tcp else UDP(sport=5000, dport=80)\n\
          \x20     ether = Ether(src='02:00:00:00:00:01', dst='02:00:00:00:00:02')\n\
-         \x20     emit(wrap(ether/ip(version, i)/tcp/bytes([i] * (700 if last else 1200)), i))\n\
+         \x20     emit(wrap(ether/ip(version, i)/l4/bytes([i] * (700 if last else 1200)), i))\n\
          stream(lambda inner, i: inner)\n\
          ethertype = lambda inner: 0x0800 if IP in inner else 0x86dd\n\
          def gpe(inner):\n\
@@ -197,21 +197,28 @@ fn collect_frames(from: &mut StartedPort, to: &mut StartedPort, pool: &Pool, cou
     (got, whole)
 }
 
+/// Returns whether an IP packet without options in a frame is one of TCP.
+fn is_tcp(frame: &[u8]) -> bool {
+    frame[if frame[12] == 0x08 { 23 } else { 20 }] == 6
+}
+
 /// The kernel drops superframes that the device does not segment, because the port bypasses the queueing discipline.
 #[test]
 fn devices_with_a_qdisc_get_what_they_segment() {
     require!(all Requirement::LAB, Requirement::Scapy, Requirement::Program("ethtool"));
-    let frames: Vec<Vec<u8>> = streams().into_iter().take(2 * FRAMES).collect();
-    // The device's settings, the marks of the superframes, and how many of the two arrive whole: IPv4 and IPv6.
+    let frames: Vec<Vec<u8>> = streams().into_iter().take(4 * FRAMES).collect();
+    // The device's settings, the marks of the superframes, and how many of the four arrive whole: TCP and UDP over IPv4
+    // and IPv6.
     for (features, gso_max_size, cwr, vlan, expected) in [
-        ("tso on", "65536", false, None, 2),
-        ("tx-tcp6-segmentation off", "65536", false, None, 1),
-        ("tx-tcp-ecn-segmentation off", "65536", false, None, 2),
-        ("tx-tcp-ecn-segmentation off", "65536", true, None, 0),
-        ("tso on", "65536", true, None, 2),
+        ("tso on", "65536", false, None, 4),
+        ("tx-tcp6-segmentation off", "65536", false, None, 3),
+        ("tx-udp-segmentation off", "65536", false, None, 2),
+        ("tx-tcp-ecn-segmentation off", "65536", false, None, 4),
+        ("tx-tcp-ecn-segmentation off", "65536", true, None, 2),
+        ("tso on", "65536", true, None, 4),
         ("tso on", "5000", false, None, 0),
         ("tso on", "65536", false, Some(7), 0),
-        ("tso off", "65536", false, None, 0),
+        ("tso off", "65536", false, None, 2),
     ] {
         let Pair { dut, peer, pool, .. } = &Pair::new("qdisc", 1500, 1);
         dut.run(&[&["ethtool", "-K", "eth0"][..], &features.split(' ').collect::<Vec<_>>()].concat()).expect();
@@ -225,7 +232,9 @@ fn devices_with_a_qdisc_get_what_they_segment() {
             Gro::new().join(&mut batch, 0);
             for packet in batch.iter_mut() {
                 let flags = if packet.data()[12] == 0x08 { 14 + 20 + 13 } else { 14 + 40 + 13 };
-                packet.data_mut()[flags] |= u8::from(cwr) << 7;
+                if is_tcp(packet.data()) {
+                    packet.data_mut()[flags] |= u8::from(cwr) << 7;
+                }
                 if let Some(id) = vlan {
                     packet.set_vlan(id);
                 }
@@ -244,6 +253,10 @@ fn devices_with_a_qdisc_get_what_they_segment() {
                 got.clone()
             };
             let l4 = if want[12] == 0x08 { 34 } else { 54 };
+            if !is_tcp(want) {
+                assert_eq!(&got, want, "{name}, datagram {i}");
+                continue;
+            }
             assert_eq!(got[l4 + 13] & 0x80 != 0, cwr && i % FRAMES == 0, "{name}, frame {i}: only the first has CWR");
             // The checksum covers the flags.
             let rest = |frame: &[u8]| [&frame[..l4 + 13], &frame[l4 + 14..l4 + 16], &frame[l4 + 18..]].concat();
@@ -270,8 +283,14 @@ fn superframes_of_all_kinds_reach_every_kind_of_port() {
         let Pair { dut, peer, pool, .. } = &Pair::new("allkinds", 1500, 1);
         let mut from = dut.inside(|| common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool)).unwrap();
         let mut to = peer.inside(|| common::start(receiver, pool)).unwrap();
-        let sent = send_joined(&mut from, pool, &frames);
-        let (got, whole) = collect_frames(&mut from, &mut to, pool, frames.len());
+        let (mut sent, mut got, mut whole) = (0, Vec::new(), 0);
+        // A receive ring holds half of them.
+        for frames in frames.chunks(FRAMES * STREAMS / 2) {
+            sent += send_joined(&mut from, pool, frames);
+            let arrived = collect_frames(&mut from, &mut to, pool, frames.len());
+            got.extend(arrived.0);
+            whole += arrived.1;
+        }
         assert_eq!((got.len(), from.port.tx_statistics()[0].drops.clone()), (frames.len(), vec![]), "{receiver}");
         for (i, (got, want)) in got.iter().zip(&frames).enumerate() {
             assert!(got == want, "{receiver}, frame {i}:\n{got:02x?}\n{want:02x?}");

@@ -18,6 +18,10 @@ use crate::{checksum_offload, gre, ipv4, ipv6, tcp, udp};
 /// Linux (88) make 745.
 pub const MAX_SEGMENTS: usize = 1024;
 
+/// Maximum number of datagrams that are cut from one superframe of UDP: `UDP_MAX_SEGMENTS` of linux/udp.h, beyond which
+/// the kernel refuses a superframe too.
+pub const MAX_DATAGRAMS: usize = 128;
+
 /// Reasons why a frame cannot be segmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentError {
@@ -29,7 +33,7 @@ pub enum SegmentError {
     Fragment,
     /// Not all headers lie in the first buffer.
     HeaderSplit,
-    /// More than [`MAX_SEGMENTS`] frames.
+    /// More than [`MAX_SEGMENTS`] frames, or [`MAX_DATAGRAMS`] of UDP.
     TooMany,
     /// A frame would be longer than IP allows.
     TooLong,
@@ -114,7 +118,8 @@ impl<'a> Segmenter<'a> {
         let payload_len = end.checked_sub(inner.payload()).ok_or(SegmentError::NotTransport)?;
         let size = usize::from(size);
         let count = payload_len.div_ceil(size).max(1);
-        if count > MAX_SEGMENTS {
+        let most = if inner.l4_type() == L4Type::Tcp { MAX_SEGMENTS } else { MAX_DATAGRAMS };
+        if count > most {
             return Err(SegmentError::TooMany);
         }
         // The outermost IP header has the largest length field.

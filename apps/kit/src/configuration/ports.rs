@@ -27,7 +27,7 @@ pub static PORT: ConfigObject = ConfigObject {
                     Argument::optional("depth", Number, "entries of each ring"),
                     Argument::optional("mtu", Number, "largest layer-3 packet in bytes"),
                     Argument::optional("promiscuous", Flag, "whether frames for other hosts are received"),
-                    Argument::optional("gro", Flag, "whether TCP packets of a burst are joined"),
+                    Argument::optional("gro", Flag, "whether TCP and UDP packets of a burst are joined"),
                     Argument::optional("on_loss", Text, "reaction to the loss of the device: wait or exit"),
                 ],
             ),

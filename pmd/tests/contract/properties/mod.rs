@@ -11,3 +11,4 @@ pub(crate) mod removal;
 pub(crate) mod restart;
 pub(crate) mod sizes;
 pub(crate) mod statistics;
+pub(crate) mod superframes;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::checksum_offload::{self, ChecksumSpan};
-use wirepath_wire::segment::{MAX_SEGMENTS, SegmentError, Segmenter};
+use wirepath_wire::segment::{MAX_DATAGRAMS, MAX_SEGMENTS, SegmentError, Segmenter};
 use wirepath_wire::{HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag, Vni, ethernet, ipv4, ipv6, parse, tcp, udp};
 
 /// Builds a frame whose layer-4 checksum is left to hardware.
@@ -107,6 +107,8 @@ proptest! {
         mode in prop_oneof![Just(OuterChecksum::Standard), Just(OuterChecksum::Always), Just(OuterChecksum::Zero)],
         payload in proptest::collection::vec(any::<u8>(), 0..5000), size in 8u16..1500,
     ) {
+        // The kernel makes at most this number of datagrams.
+        let size = if is_tcp { size } else { size.max(5000_u16.div_ceil(MAX_DATAGRAMS as u16)) };
         let inner = superframe(v6, is_tcp, options, flags, &payload);
         let tags = [Tag::new(3)];
         let frame = match tunnel {
@@ -296,6 +298,11 @@ fn segmentation_errors() {
     assert_eq!(cut(&frame, 34, 2).unwrap_err(), SegmentError::TooMany);
     assert_eq!(cut(&frame, 34, 3).unwrap().len(), 1000);
     const { assert!(MAX_SEGMENTS >= 65535 / 88) };
+    let datagrams = superframe(false, false, 0, 0, &[0; MAX_DATAGRAMS * 20]);
+    assert_eq!(cut(&datagrams, 34, 20).unwrap().len(), MAX_DATAGRAMS);
+    assert_eq!(cut(&datagrams, 34, 19).unwrap_err(), SegmentError::TooMany);
+    assert_eq!(cut(&datagrams, 34, 0).unwrap_err(), SegmentError::NoSize);
+    assert_eq!(cut(&datagrams, 34, u16::MAX).unwrap().len(), 1);
     let parsed = parse(&frame).unwrap();
     assert_eq!(Segmenter::new(&frame[..53], &parsed, 34, 100).unwrap_err(), SegmentError::HeaderSplit);
     let mut segmenter = Segmenter::new(&frame, &parsed, 34, 1000).unwrap();

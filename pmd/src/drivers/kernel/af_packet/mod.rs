@@ -35,7 +35,7 @@ use tx::{Sender, Sockets};
 
 use super::common::assembler::{Assembler, Register};
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
-use super::common::ethtool::{self, TcpSegmentation};
+use super::common::ethtool::{self, Segmentation};
 use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
@@ -85,7 +85,7 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
     ],
 )
 .default_word("whole")
-.about("Treatment of TCP superframes: those of local senders, and those that the kernel joined (GRO).");
+.about("Treatment of TCP and UDP superframes: those of local senders, and those that the kernel joined (GRO).");
 
 static TABLE: ConfigTable = ConfigTable {
     name: NAME,
@@ -204,14 +204,14 @@ impl Options {
             loaded.map_or_else(|error| drop_program_error(&self.device, error).map(drop), |_| Ok(()))?;
         }
         let (link_probe, link_monitor) = watch_interface(&interface)?;
-        let tcp = tcp_segmentation(&interface);
+        let segmentation = segmentation(&interface);
         Ok(AfPacketDevice {
             options: self,
             namespace: Namespace::current(),
             interface,
             link_probe,
             link_monitor,
-            tcp,
+            segmentation,
             running: None,
             totals: Totals::default(),
         })
@@ -225,13 +225,13 @@ fn watch_interface(interface: &Interface) -> Result<(Arc<LinkProbe>, LinkMonitor
     Ok((Arc::new(LinkProbe::new(interface.index).map_err(watching)?), link_monitor))
 }
 
-/// Returns which TCP superframes outside tunnels can be sent through the interface ([`tx`]). The kernel segments all of
+/// Returns which superframes outside tunnels can be sent through the interface ([`tx`]). The kernel segments all of
 /// them where no queueing discipline has to be bypassed.
-fn tcp_segmentation(interface: &Interface) -> TcpSegmentation {
+fn segmentation(interface: &Interface) -> Segmentation {
     if interface.is_noqueue {
-        return TcpSegmentation { ipv4: true, ipv6: true, ecn: true };
+        return Segmentation { ipv4: true, ipv6: true, ecn: true, udp: true };
     }
-    ethtool::tcp_segmentation(&interface.name).unwrap_or_default()
+    ethtool::segmentation(&interface.name).unwrap_or_default()
 }
 
 /// Loads the program that drops the frames behind the tap.
@@ -292,8 +292,8 @@ struct AfPacketDevice {
     interface: Interface,
     link_probe: Arc<LinkProbe>,
     link_monitor: LinkMonitor,
-    /// TCP superframes outside tunnels that the device or the kernel segments.
-    tcp: TcpSegmentation,
+    /// Superframes outside tunnels that the device or the kernel segments.
+    segmentation: Segmentation,
     running: Option<Running>,
     totals: Totals,
 }
@@ -390,8 +390,8 @@ impl AfPacketDevice {
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
         }
         let max_frame = usize::from(config.mtu) + HEADERS;
-        let sockets =
-            Sockets { plain: socket, superframes, has_program, tcp: self.tcp, gso_limits: self.interface.gso_limits };
+        let (segmentation, gso_limits) = (self.segmentation, self.interface.gso_limits);
+        let sockets = Sockets { plain: socket, superframes, has_program, segmentation, gso_limits };
         Ok(Sender::new(sockets, Arc::clone(&self.link_probe), max_frame))
     }
 
@@ -402,7 +402,7 @@ impl AfPacketDevice {
         let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
         self.totals.interface = self.totals.interface.plus(dropped);
-        self.tcp = tcp_segmentation(&self.interface);
+        self.segmentation = segmentation(&self.interface);
         check_mtu(NAME, &self.interface, config.mtu)?;
         let blocks = blocks_for(config.depth);
         let receivers = self.receivers(config, blocks)?;
@@ -487,7 +487,7 @@ impl Device for AfPacketDevice {
             max_tx_queues: MAX_QUEUES,
             offloads: {
                 let received = if whole { Offloads::RX_SUPERFRAMES } else { Offloads::NONE };
-                let sent = if self.tcp.ipv4 { Offloads::TX_SEGMENT } else { Offloads::NONE };
+                let sent = if self.segmentation.ipv4 { Offloads::TX_SEGMENT } else { Offloads::NONE };
                 OFFLOADS.with(received).with(sent)
             },
             max_tx_segments: 1024,

@@ -1,10 +1,10 @@
-//! TCP superframes in tunnels, which the kernel takes whole with the help of a program at the tc egress hook.
+//! Superframes in tunnels, which the kernel takes whole with the help of a program at the tc egress hook.
 //!
-//! A packet socket has no form for a superframe in a tunnel: a `virtio_net_hdr` describes one TCP header, and the
-//! kernel would take all before it for one IP header. The socket sends such a frame with a mark ([`mark`]), which tells
-//! the length and the kind of the tunnel's headers. The program removes these headers and puts them back as headers of
-//! a tunnel (`bpf_skb_adjust_room`), so that the kernel knows both stacks. After that the frame is the same as one of
-//! the kernel's own tunnel devices.
+//! A packet socket has no form for a superframe in a tunnel: a `virtio_net_hdr` describes one TCP or UDP header, and
+//! the kernel would take all before it for one IP header. The socket sends such a frame with a mark ([`mark`]), which
+//! tells the length and the kind of the tunnel's headers. The program removes these headers and puts them back as
+//! headers of a tunnel (`bpf_skb_adjust_room`), so that the kernel knows both stacks. After that the frame is the same
+//! as one of the kernel's own tunnel devices.
 //!
 //! The hook lies behind the queueing discipline's lock and needs sockets without `PACKET_QDISC_BYPASS`. It is used only
 //! on interfaces without a queueing discipline, where frames of both kinds of sockets keep their order.
@@ -83,7 +83,7 @@ pub(super) fn mark(packet: &Packet, parsed: &Parsed) -> Option<u32> {
     // others have their place behind the IP header.
     let has_options = outer.l4() != outer.l3() + ip && (kind != 0 || encap == ENCAP_IPV4);
     let ethernet = if inner.has_ethernet() { ENCAP_ETHERNET } else { 0 };
-    let is_simple = inner.l4_type() == L4Type::Tcp
+    let is_simple = matches!(inner.l4_type(), L4Type::Tcp | L4Type::Udp)
         && outer.l3() == ETHERNET
         && !has_options
         && inner.l3() - inner.l2() == if inner.has_ethernet() { ETHERNET } else { 0 }

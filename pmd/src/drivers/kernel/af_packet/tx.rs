@@ -21,7 +21,7 @@ use std::sync::Arc;
 use super::socket::Socket;
 use super::tunnel_gso;
 use crate::drivers::kernel::common::datagrams::{self, Part};
-use crate::drivers::kernel::common::ethtool::TcpSegmentation;
+use crate::drivers::kernel::common::ethtool::Segmentation;
 use crate::drivers::kernel::common::link::GsoLimits;
 use crate::drivers::kernel::common::link_probe::LinkProbe;
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
@@ -58,21 +58,23 @@ pub(super) struct Sockets {
     /// True if the program of [`tunnel_gso`] describes superframes in tunnels to the kernel.
     pub(super) has_program: bool,
     /// Superframes outside tunnels that the device or the kernel segments.
-    pub(super) tcp: TcpSegmentation,
+    pub(super) segmentation: Segmentation,
     pub(super) gso_limits: GsoLimits,
 }
 
 impl Sockets {
-    /// Returns whether a TCP superframe outside a tunnel can be sent whole. The plain socket drops one that the device
-    /// does not segment (`netif_skb_features` in net/core/dev.c).
-    fn segments_tcp(&self, packet: &Packet, layers: &HeaderOffsets) -> bool {
+    /// Returns whether a superframe outside a tunnel can be sent whole. `udp`: the kernel takes UDP superframes. The
+    /// plain socket drops one that the device does not segment (`netif_skb_features` in net/core/dev.c).
+    fn segments_plain(&self, packet: &Packet, layers: &HeaderOffsets, udp: bool) -> bool {
+        let is_udp = layers.l4_type() == L4Type::Udp;
         let is_taken = match layers.l3_type() {
-            L3Type::Ipv4 => self.tcp.ipv4,
-            L3Type::Ipv6 => self.tcp.ipv6,
+            L3Type::Ipv4 | L3Type::Ipv6 if is_udp => self.segmentation.udp,
+            L3Type::Ipv4 => self.segmentation.ipv4,
+            L3Type::Ipv6 => self.segmentation.ipv6,
             _ => false,
         };
-        let is_ecn = superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
-        if layers.l4_type() != L4Type::Tcp || !is_taken || is_ecn && !self.tcp.ecn {
+        let is_ecn = !is_udp && superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
+        if !is_taken || !VirtioNetHdr::can_describe(packet, layers, udp) || is_ecn && !self.segmentation.ecn {
             return false;
         }
         let GsoLimits { size, segments } = self.gso_limits;
@@ -96,8 +98,8 @@ pub(super) struct Sender {
     link_probe: Arc<LinkProbe>,
     /// Length of the longest frame that a superframe is cut into, in bytes.
     max_frame: usize,
-    /// The kernel cuts long datagrams.
-    cuts_datagrams: bool,
+    /// The kernel takes UDP superframes. It is found out by the first one.
+    takes_udp: bool,
     burst: Box<Burst>,
     scratch: Box<[u8]>,
     /// Calls since the kernel refused the superframe in front for the first time.
@@ -196,8 +198,7 @@ impl Sender {
         let burst = unsafe { Box::new(zeroed()) };
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         let counters = Arc::default();
-        let cuts_datagrams = sockets.superframes.is_some();
-        Self { sockets, link_probe, max_frame, cuts_datagrams, burst, scratch, refusals: 0, counters }
+        Self { sockets, link_probe, max_frame, takes_udp: true, burst, scratch, refusals: 0, counters }
     }
 
     /// Fills messages for packets from the front of the batch that go through one socket, as many as fit. Returns
@@ -308,9 +309,12 @@ impl TxDriver for Sender {
                 Some(libc::ENXIO | libc::ENODEV | libc::ENETDOWN | libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                     self.drop_front(batch, all, DropReason::DeviceLost);
                 }
-                Some(libc::EINVAL) if self.cuts_datagrams && is_tunnel_superframe(&batch.as_slice()[0]) => {
-                    // Before Linux 6.2. Further ones are segmented in software.
-                    self.cuts_datagrams = false;
+                Some(libc::EINVAL) if self.takes_udp && may_be_sent_as_udp(&batch.as_slice()[0]) => {
+                    // Before Linux 6.2. The caller segments this one and further ones in software.
+                    self.takes_udp = false;
+                    break;
+                }
+                Some(libc::EINVAL) if may_be_sent_as_udp(&batch.as_slice()[0]) => {
                     self.drop_front(batch, 1, DropReason::KernelOffload);
                 }
                 Some(libc::EMSGSIZE) => self.drop_front(batch, 1, DropReason::TooLong),
@@ -327,10 +331,13 @@ impl TxDriver for Sender {
     fn segments(&self, packet: &Packet) -> Option<bool> {
         let Some(parsed) = superframe::parse(packet, None) else { return Some(false) };
         Some(match parsed.inner() {
-            None => self.sockets.segments_tcp(packet, parsed.outer()),
-            Some(_) => {
-                (self.sockets.has_program && tunnel_gso::mark(packet, &parsed).is_some())
-                    || (self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS))
+            None => self.sockets.segments_plain(packet, parsed.outer(), self.takes_udp),
+            Some(inner) => {
+                let has_mark = self.sockets.has_program && tunnel_gso::mark(packet, &parsed).is_some();
+                has_mark && VirtioNetHdr::can_describe(packet, inner, self.takes_udp)
+                    || self.takes_udp
+                        && self.sockets.superframes.is_some()
+                        && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS)
             }
         })
     }
@@ -348,9 +355,10 @@ impl TxDriver for Sender {
     }
 }
 
-fn is_tunnel_superframe(packet: &Packet) -> bool {
+/// Returns whether the kernel may have got the packet as a UDP superframe: one of UDP, or one in a tunnel.
+fn may_be_sent_as_udp(packet: &Packet) -> bool {
     let is_superframe = packet.flags().contains(Flags::TX_SEGMENT);
-    is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.inner().is_some())
+    is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.outer().l4_type() != L4Type::Tcp)
 }
 
 /// Adds a superframe. Returns the rest of `scratch`. `has_program`: [`tunnel_gso`] takes superframes in tunnels.
@@ -370,7 +378,8 @@ fn push_superframe<'a>(
         return Err(DropReason::TooLong);
     }
     let parsed = superframe::parse(packet, None).ok_or(DropReason::KernelOffload)?;
-    let mark = if has_program { tunnel_gso::mark(packet, &parsed) } else { None };
+    let can_describe = VirtioNetHdr::can_describe(packet, parsed.innermost(), true);
+    let mark = if has_program && can_describe { tunnel_gso::mark(packet, &parsed) } else { None };
     if mark.is_some() || parsed.inner().is_none() {
         let header = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
         burst.push_packet(packet, Some(header)).ok_or(DropReason::TxError)?;

@@ -16,6 +16,8 @@ use super::vnet_hdr::{self, VirtioNetHdr};
 
 /// Longest IP packet in bytes.
 const MAX_IP: usize = 65_535;
+/// Most datagrams of one frame (`UDP_MAX_SEGMENTS` of linux/udp.h before Linux 6.10).
+const MAX_DATAGRAMS: usize = 64;
 /// Most buffers that hold the payload of one segment. A segment of 9 KiB in full buffers has six.
 const MAX_PARTS: usize = 16;
 
@@ -32,17 +34,24 @@ pub(crate) enum Part<'a> {
 pub(crate) fn fits(packet: &Packet, parsed: &Parsed, scratch: usize, parts: usize) -> bool {
     let Some((base, segments)) = start(packet, parsed) else { return false };
     let count = segments.remaining();
-    // Each frame has its own outer headers; a superframe of a few frames has room for them.
-    let headers = (count + 3) * segments.header_len();
-    let per_frame =
-        (MAX_IP - (base - parsed.outer().l3())) / (segments.header_len() - base + usize::from(packet.mss()));
-    per_frame > 0 && headers <= scratch && 2 * count + 2 * packet.segment_count() + 8 <= parts
+    // Each frame has its own outer headers.
+    let headers = (count + count / MAX_DATAGRAMS + 3) * segments.header_len();
+    let per_frame = most_datagrams(base, parsed.outer(), segments.header_len() - base + usize::from(packet.mss()));
+    // If the kernel refuses one of several frames, all are sent again. TCP ignores what it has, but UDP does not.
+    let fits = per_frame >= count || per_frame > 0 && parsed.innermost().l4_type() == L4Type::Tcp;
+    fits && headers <= scratch && 2 * count + 2 * packet.segment_count() + 8 <= parts
+}
+
+/// Returns how many datagrams with `size` bytes of payload a frame may have. `base` is the length of the outer headers.
+fn most_datagrams(base: usize, outer: &HeaderOffsets, size: usize) -> usize {
+    ((MAX_IP - (base - outer.l3())) / size).min(MAX_DATAGRAMS)
 }
 
 /// Returns the length of the outer headers with UDP, and the segmenter of the inner packet.
 fn start<'a>(packet: &'a Packet, parsed: &Parsed) -> Option<(usize, Segmenter<'a>)> {
     let (outer, inner) = (parsed.outer(), parsed.inner()?);
-    if outer.l4_type() != L4Type::Udp || inner.l4_type() != L4Type::Tcp || outer.l4() + 8 > HEADROOM {
+    let is_segmented = matches!(inner.l4_type(), L4Type::Tcp | L4Type::Udp);
+    if outer.l4_type() != L4Type::Udp || !is_segmented || outer.l4() + 8 > HEADROOM {
         return None;
     }
     let segments = Segmenter::new(packet.data(), parsed, inner.l4(), packet.mss()).ok()?;
@@ -61,7 +70,7 @@ pub(crate) fn write<'a>(
     let outer = parsed.outer();
     let (header_len, count) = (segments.header_len(), segments.remaining());
     let size = header_len - base + usize::from(packet.mss());
-    let most = (MAX_IP - (base - outer.l3())) / size;
+    let most = most_datagrams(base, outer, size);
     // Frames of about the same length, so that none has a superframe's cost for a few segments.
     let per_frame = count.div_ceil(count.div_ceil(most.max(1)));
     let mut payload = parts_from(packet, parsed.innermost().payload());

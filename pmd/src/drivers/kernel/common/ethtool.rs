@@ -17,7 +17,7 @@ const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// `ETH_SS_FEATURES`: the set of the names of features.
 const SET_OF_FEATURES: u32 = 4;
-/// Most features of a kernel that [`tcp_segmentation`] reads. Linux 6.12 has 62.
+/// Most features of a kernel that [`segmentation`] reads. Linux 6.12 has 62.
 const FEATURES: usize = 256;
 /// Words of a name (`ETH_GSTRING_LEN`).
 const NAME: usize = 32 / 4;
@@ -68,17 +68,19 @@ pub(crate) fn speed(interface: &str) -> io::Result<Option<u32>> {
 
 /// Kinds of superframes that a device segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TcpSegmentation {
+pub(crate) struct Segmentation {
     /// TCP over IPv4.
     pub(crate) ipv4: bool,
     /// TCP over IPv6.
     pub(crate) ipv6: bool,
     /// Segments with the flag CWR, which only the first frame keeps (RFC 3168 section 6.1.2).
     pub(crate) ecn: bool,
+    /// UDP datagrams.
+    pub(crate) udp: bool,
 }
 
-/// Returns which TCP superframes the device segments.
-pub(crate) fn tcp_segmentation(interface: &str) -> io::Result<TcpSegmentation> {
+/// Returns which superframes the device segments.
+pub(crate) fn segmentation(interface: &str) -> io::Result<Segmentation> {
     // struct ethtool_sset_info: cmd, reserved, sset_mask (64 bits), the number of names.
     let mut request = [0; 5];
     (request[0], request[2]) = (ETHTOOL_GSSET_INFO, 1 << SET_OF_FEATURES);
@@ -94,7 +96,7 @@ pub(crate) fn tcp_segmentation(interface: &str) -> io::Result<TcpSegmentation> {
     let mut request = [0; 2 + FEATURES / 32 * 4];
     (request[0], request[1]) = (ETHTOOL_GFEATURES, (FEATURES / 32) as u32);
     let states = ask(interface, request)?;
-    let mut found = TcpSegmentation::default();
+    let mut found = Segmentation::default();
     for (i, name) in names[3..].chunks_exact(NAME).take(count).enumerate() {
         let name: Vec<u8> = name.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
         let is_active = states[2 + i / 32 * 4 + 2] >> (i % 32) & 1 != 0;
@@ -102,6 +104,7 @@ pub(crate) fn tcp_segmentation(interface: &str) -> io::Result<TcpSegmentation> {
             b"tx-tcp-segmentation" => found.ipv4 = is_active,
             b"tx-tcp6-segmentation" => found.ipv6 = is_active,
             b"tx-tcp-ecn-segmentation" => found.ecn = is_active,
+            b"tx-udp-segmentation" => found.udp = is_active,
             _ => {}
         }
     }

@@ -14,7 +14,7 @@
 //! frames that it sends. The driver completes them (`kernel::vnet_hdr`), so that every received packet is
 //! complete.
 //!
-//! With `superframes = "whole"` a TCP superframe passes as one packet. Towards an interface of the kernel it
+//! With `superframes = "whole"` a superframe of TCP or UDP passes as one packet. Towards an interface of the kernel it
 //! stays whole; on other ways it is segmented when it leaves, by the NIC or in software. Superframes in UDP
 //! tunnels stay whole in both directions from Linux 6.17 on.
 
@@ -71,7 +71,7 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
     ],
 )
 .default_word("whole")
-.about("Treatment of TCP superframes that the kernel sends.");
+.about("Treatment of TCP and UDP superframes that the kernel sends.");
 
 static TABLE: ConfigTable = ConfigTable {
     name: NAME,
@@ -332,11 +332,8 @@ impl TapDevice {
         }
         for index in 0..usize::from(config.tx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            queues.tx.push(Box::new(Sender::new(
-                queue,
-                usize::from(config.mtu) + HEADERS,
-                self.opened.supported.tunnel,
-            )));
+            let max_frame = usize::from(config.mtu) + HEADERS;
+            queues.tx.push(Box::new(Sender::new(queue, max_frame, self.opened.supported)));
         }
         Ok(queues)
     }
@@ -371,13 +368,13 @@ impl Device for TapDevice {
             );
         }
         if !self.opened.supported.udp {
-            notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
+            notes.push("no UDP superframes from and to the kernel (needs Linux 6.2)".to_owned());
         }
         Capabilities {
             mode: format!(
                 "TAP interface {}, one frame per call, superframes from the kernel{}",
                 self.opened.interface.name,
-                if self.options.keep_superframes { ", TCP superframes not segmented" } else { "" }
+                if self.options.keep_superframes { ", not segmented" } else { "" }
             ),
             notes,
             mac: self.address(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::{Errno, writev};
 
-use super::device::TapQueue;
+use super::device::{Supported, TapQueue};
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 use crate::drivers::sw_offload;
 use crate::port::{TxDriver, bytes_of};
@@ -29,19 +29,19 @@ pub(super) struct Sender {
     queue: Arc<TapQueue>,
     /// Length of the longest frame in bytes. The interface itself accepts any length.
     max_frame: usize,
-    /// The kernel segments inside UDP tunnels, and the virtio header is the longer one.
-    tunnel: bool,
+    /// Offloads of the kernel. The virtio header is the longer one if they include UDP tunnels.
+    supported: Supported,
     counters: Arc<QueueCounters>,
 }
 
 impl Sender {
-    pub(super) fn new(queue: Arc<TapQueue>, max_frame: usize, tunnel: bool) -> Self {
-        Self { queue, max_frame, tunnel, counters: Arc::default() }
+    pub(super) fn new(queue: Arc<TapQueue>, max_frame: usize, supported: Supported) -> Self {
+        Self { queue, max_frame, supported, counters: Arc::default() }
     }
 
     #[inline]
     fn send(&self, packet: &Packet) -> Result<(), Errno> {
-        let header = if self.tunnel { &COMPLETE[..] } else { &COMPLETE[..vnet_hdr::HEADER] };
+        let header = &COMPLETE[..self.supported.header_len()];
         self.gather::<{ SEGMENTS + 1 }>(packet, header).unwrap_or_else(|| self.send_long_chain(packet, header))
     }
 
@@ -64,7 +64,7 @@ impl Sender {
         } else {
             let short = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
             long[..vnet_hdr::HEADER].copy_from_slice(&short);
-            if self.tunnel { &long[..] } else { &long[..vnet_hdr::HEADER] }
+            &long[..self.supported.header_len()]
         };
         let sent = self.gather::<{ SUPERFRAME_SEGMENTS + 1 }>(packet, header);
         Ok(sent.unwrap_or_else(|| self.send_long_chain(packet, header)))
@@ -158,8 +158,12 @@ impl TxDriver for Sender {
     fn segments(&self, packet: &Packet) -> Option<bool> {
         let Some(parsed) = superframe::parse(packet, None) else { return Some(false) };
         Some(match parsed.inner() {
-            None => parsed.outer().l4_type() == L4Type::Tcp,
-            Some(inner) => self.tunnel && parsed.outer().l4_type() == L4Type::Udp && inner.l4_type() == L4Type::Tcp,
+            None => VirtioNetHdr::can_describe(packet, parsed.outer(), self.supported.udp),
+            Some(inner) => {
+                self.supported.tunnel
+                    && parsed.outer().l4_type() == L4Type::Udp
+                    && VirtioNetHdr::can_describe(packet, inner, self.supported.udp)
+            }
         })
     }
 
