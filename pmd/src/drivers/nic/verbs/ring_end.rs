@@ -1,7 +1,7 @@
 //! Keeps the headers of TSO requests away from the end of libmlx5's send ring.
 //!
-//! libmlx5 writes these headers into the ring. If they continue at its start, libmlx5 puts the data segments 32 bytes too
-//! far behind them (rdma-core: providers/mlx5/qp.c, `set_tso_eth_seg` ends its pointer behind the headers, and its
+//! libmlx5 writes these headers into the ring. If they continue at its start, libmlx5 puts the data segments 32 bytes
+//! too far behind them (rdma-core: providers/mlx5/qp.c, `set_tso_eth_seg` ends its pointer behind the headers, and its
 //! callers add the Ethernet segment once more). The device would read old bytes as addresses. So no TSO request may
 //! start in the last block of the ring. A request that would end in front of that block gets more segments for the same
 //! bytes, so that it fills the block.
@@ -31,6 +31,7 @@ pub(super) struct RingEnd {
 }
 
 impl RingEnd {
+    /// Reads the ring of a queue pair. `inline`: bytes that libmlx5 copies of each packet without TSO, 0 or 18.
     pub(super) fn new(queue: &SendQueue, inline: usize) -> Self {
         Self { records: queue.records.clone(), last: (queue.ring.bytes() / SEND_BLOCK as usize) as u32 - 1, inline }
     }
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_end_behind_the_last_block_or_before_the_one_in_front_of_it() {
+    fn no_request_ends_in_front_of_the_last_block() {
         let end = ring_end(18);
         for position in 0..64 {
             for pieces in 1..9 {
