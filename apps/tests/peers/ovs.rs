@@ -138,7 +138,8 @@ fn carry_one(variant: Variant, (name, tunnel, segment): Tunnel) {
         ]
     } else if has_label {
         [
-            "in_port=7,packet_type=(1,0x8847),mpls_label=42,mpls_bos=1,actions=decap(packet_type(ns=0,type=0)),output:LOCAL",
+            "in_port=7,packet_type=(1,0x8847),mpls_label=42,mpls_bos=1,\
+             actions=decap(packet_type(ns=0,type=0)),output:LOCAL",
             "in_port=LOCAL,actions=encap(mpls),set_mpls_label(42),set_mpls_ttl(64),output:7",
         ]
     } else {

@@ -148,7 +148,7 @@ impl fmt::Display for TunnelId {
 pub(super) struct Found<'u> {
     /// Kinds that the gateway uses.
     kinds: &'u [ActiveKind],
-    /// What follows the labels of the gateway.
+    /// Services by label.
     services: &'u HashMap<TunnelId, Service>,
     /// Destination of the packet, if it is a SID of the gateway, and the behaviour of the SID.
     sid: Option<(Ipv6Addr, Behaviour)>,

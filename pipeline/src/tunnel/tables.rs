@@ -89,7 +89,7 @@ pub struct Underlay {
     pub networks: Vec<Prefix>,
     /// The gateway's SIDs, which are destinations of tunnel packets only, with what it does there.
     pub sids: HashMap<Ipv6Addr, Behaviour>,
-    /// What follows the labels of the gateway, for segments whose kind has labels.
+    /// Services by label, for segments whose kind has labels.
     pub(super) services: HashMap<TunnelId, Service>,
     /// Kinds of tunnels that the segments use. The first one is the default.
     pub kinds: Vec<ActiveKind>,
@@ -211,8 +211,8 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
-    /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or ports do not know
-    /// the kind of the tunnel, or would take it for another one.
+    /// True if superframes are cut before the tunnel. Each frame needs a tunnel header of its own, or ports do not know
+    /// the kind of the tunnel. They may also take it for another one.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,

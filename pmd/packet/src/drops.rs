@@ -67,7 +67,7 @@ drop_reasons! {
     TunnelVersion, "tunnel_version", "the tunnel header has a version that is not known";
     TunnelFlags, "tunnel_flags", "the tunnel header has flags that are not known or not allowed (RFC 2784 section 2.3)";
     TunnelPayload, "tunnel_payload", "the tunnel carries another protocol than its segment";
-    TunnelControl, "tunnel_control", "control packet of a tunnel (O bit of RFC 8926, RFC 4385 section 5), not forwarded";
+    TunnelControl, "tunnel_control", "control packet of a tunnel (O bit of RFC 8926; RFC 4385 section 5), not sent on";
     CriticalOption, "critical_option", "the tunnel header has an unknown critical option (RFC 8926 section 3.5)";
     SegmentsLeft, "segments_left", "the SRv6 packet has segments left at the last SID of a path (RFC 8986 section 4.6)";
     RoutingType, "routing_type", "the routing header has segments left and an unknown type (RFC 8200 section 4.4)";

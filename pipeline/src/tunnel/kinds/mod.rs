@@ -78,12 +78,12 @@ pub struct TunnelKind {
     /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel
     /// header names the segment.
     pub(crate) sids: Option<ReadSids>,
-    /// Returns what follows the label of a segment, for kinds whose headers do not name their payload. `parse` then reads
+    /// Returns the service of a segment's label, for kinds whose headers do not name their payload. `parse` then reads
     /// the label stack only, and returns [`EtherType::MPLS`].
     pub(crate) service: Option<ReadService>,
 }
 
-/// Returns what follows the label of a segment with this payload and options.
+/// Returns the service of the label of a segment with this payload and options.
 pub(crate) type ReadService = fn(Payload, options: &[u8]) -> mpls::Service;
 /// Returns the SIDs in the options of a segment; `None` if it has none.
 pub(crate) type ReadSids = fn(options: &[u8]) -> Option<Sids>;

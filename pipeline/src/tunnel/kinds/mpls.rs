@@ -1,11 +1,11 @@
 //! MPLS over UDP (RFC 7510) and over GRE (RFC 4023), with Ethernet frames or IP packets.
 //!
 //! The identifier of a segment is its label, the same in both directions. A label stack does not name its payload: the
-//! segment of the label does ([`Service`]). Ethernet frames form a pseudowire (RFC 4448), by default with a control word
-//! (RFC 4385, RFC 8469). IP packets follow the label, and their first four bits are the version (RFC 4364).
+//! segment of the label does ([`Service`]). Ethernet frames form a pseudowire (RFC 4448), by default with a control
+//! word (RFC 4385, RFC 8469). IP packets follow the label, and their first four bits are the version (RFC 4364).
 //!
 //! The label's TTL and that of the packet inside are independent (pipe model, RFC 3443 section 3). The traffic class is
-//! 0 in sent labels and ignored in received ones. There is no DTLS (RFC 7510 section 4).
+//! 0 in sent labels and ignored in received ones. There is no DTLS (RFC 7510 section 6).
 
 use std::ops::RangeInclusive;
 
@@ -99,7 +99,7 @@ fn read(segment: &Settings<'_>, payload: Payload) -> Result<Box<[u8]>, ConfigErr
     })
 }
 
-/// What follows the label of a segment.
+/// Service of a label: what follows it in the packets of its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Service {
     payload: Payload,
@@ -180,8 +180,7 @@ fn next_entry(entries: &mut Entries<'_>) -> Result<Repr, DropReason> {
 }
 
 /// Reads a GRE header and the label stack behind it. Packets of other kinds of GRE have no label. Labels with the
-/// EtherType [`EtherType::MPLS_UPSTREAM`] are no labels of the gateway: the sender has assigned them (RFC 5332 section
-/// 3).
+/// EtherType [`EtherType::MPLS_UPSTREAM`] are no labels of the gateway: the sender has assigned them (RFC 5332).
 fn parse_gre(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
     let header = super::gre::parse(bytes)?;
     if header.payload != EtherType::MPLS {

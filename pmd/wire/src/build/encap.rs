@@ -60,7 +60,7 @@ pub enum PayloadType {
     /// Next protocol of VXLAN-GPE at this offset of the tunnel header, with the numbers of
     /// [`vxlan_gpe::NextProtocol`]. The offset is odd.
     NextProtocol(u8),
-    /// No field: the version in the inner header names it, as behind an MPLS label (RFC 4023 section 3).
+    /// No field: the version in the inner header names it, as behind an MPLS label (RFC 4928 section 2).
     InnerVersion,
 }
 
