@@ -73,12 +73,25 @@ enum Kind {
     Gre,
     /// IP in IP (RFC 2003, RFC 2473)
     Ipip,
+    /// MPLS over UDP with Ethernet frames and control word (RFC 7510)
+    MplsUdp,
+    /// MPLS over UDP with IP packets
+    MplsUdpIp,
+    /// MPLS over GRE with Ethernet frames and control word (RFC 4023)
+    MplsGre,
+    /// MPLS over GRE with IP packets
+    MplsGreIp,
 }
 
 impl Kind {
     /// Returns whether the tunnel carries IP packets, so that the gateway routes.
     fn is_routed(self) -> bool {
-        matches!(self, Self::VxlanRouted | Self::VxlanGpeIp | Self::GeneveIp | Self::Gre | Self::Ipip)
+        self.has_payload_key() || matches!(self, Self::VxlanRouted | Self::Gre | Self::Ipip)
+    }
+
+    /// Returns whether IP packets are not the only payload of the kind.
+    fn has_payload_key(self) -> bool {
+        matches!(self, Self::VxlanGpeIp | Self::GeneveIp | Self::MplsUdpIp | Self::MplsGreIp)
     }
 
     /// Returns whether tunnel headers name a segment.
@@ -96,8 +109,10 @@ impl Kind {
             Self::Nvgre => "nvgre",
             Self::Gre => "gre",
             Self::Ipip => "ipip",
+            Self::MplsUdp | Self::MplsUdpIp => "mpls-udp",
+            Self::MplsGre | Self::MplsGreIp => "mpls-gre",
         };
-        let payload = if matches!(self, Self::VxlanGpeIp | Self::GeneveIp) { "payload = \"ip\"\n" } else { "" };
+        let payload = if self.has_payload_key() { "payload = \"ip\"\n" } else { "" };
         let vni = if self.has_id() { format!("vni = {id}\n") } else { String::new() };
         format!("kind = \"{name}\"\n{vni}{payload}")
     }
@@ -125,7 +140,7 @@ const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 /// The gateway's address as a router behind VXLAN.
 const TUNNEL_ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 3]);
 /// First segment identifier.
-const FIRST_ID: u32 = 10;
+const FIRST_ID: u32 = 16;
 
 fn host_address(base: MacAddr, i: u32) -> MacAddr {
     MacAddr::from_u64(base.to_u64() | u64::from(i))

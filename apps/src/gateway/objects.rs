@@ -48,6 +48,7 @@ macro_rules! segment_keys {
             Argument::optional("payload", Text, "payload of the tunnels: ethernet or ip"),
             Argument::optional("gre", Toml, "fields of GRE headers, as in { checksum = true }"),
             Argument::optional("geneve_options", Toml, "GENEVE options, as in [{ class = 0x102, type = 1 }]"),
+            Argument::optional("mpls", Toml, "form of pseudowires, as in { control_word = false }"),
             Argument::optional("srv6", Toml, "SIDs, as in { local_sid = 'fc00:1::100', segs = ['fc00:2::100'] }"),
             Argument::optional("remotes", List, "addresses of the remotes, with commas between"),
             Argument::optional("ports", Attachments, "ports with their VLAN, as in lan,lan2.100"),

@@ -185,6 +185,9 @@ pub fn encap_headers(
 ) -> Result<Vec<(EtherType, ImplicitEncap)>, String> {
     let underlay = &config.underlay;
     let never = |why: &str| Err(why.to_owned());
+    if segment.kind.has_labels() {
+        return never("the NIC is not known to encapsulate in MPLS");
+    }
     if underlay.dscp.is_none() {
         return never("the NIC does not copy the DSCP of the inner packet");
     }

@@ -21,6 +21,7 @@ mod lifecycle;
 mod link;
 mod malformed;
 mod memory;
+mod mpls;
 mod mss;
 mod mtu;
 mod nic_tunnels;
@@ -210,6 +211,27 @@ gre! {
     gre_af_packet_ipv6, by("af_packet", true);
     gre_af_xdp_ipv4, by("af_xdp", false);
     gre_mlx5_ipv4, by("mlx5", false);
+}
+
+/// MPLS over UDP and GRE with Ethernet frames.
+macro_rules! mpls {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            udp_out: crate::mpls::udp_out;
+            udp_in: crate::mpls::udp_in;
+            gre_out: crate::mpls::gre_out;
+            gre_in: crate::mpls::gre_in;
+        })*
+    };
+}
+
+mpls! {
+    mpls_af_packet_ipv4, by("af_packet", false);
+    mpls_af_packet_ipv6, by("af_packet", true);
+    mpls_af_xdp_ipv4, by("af_xdp", false);
+    mpls_mlx5_ipv4, by("mlx5", false);
 }
 
 /// SRv6 with Ethernet frames.

@@ -22,7 +22,7 @@ const MTU: u32 = 1400;
 /// A tunnel: its name, the words that add it to Open vSwitch, and keys of the gateway's segment.
 type Tunnel = (&'static str, &'static str, &'static str);
 
-const TUNNELS: [Tunnel; 5] = [
+const TUNNELS: [Tunnel; 6] = [
     ("VXLAN", "type=vxlan", "kind = \"vxlan\""),
     ("VXLAN-GPE", "type=vxlan options:exts=gpe options:dst_port=4790", "kind = \"vxlan-gpe\""),
     (
@@ -33,6 +33,8 @@ const TUNNELS: [Tunnel; 5] = [
     // Not both: Open vSwitch 3.1 computes the checksum before it writes the sequence number.
     ("gretap with checksum", "type=gre options:csum=true", "kind = \"gretap\"\ngre = { checksum = true }"),
     ("gretap with sequence", "type=gre options:seq=true", "kind = \"gretap\"\ngre = { sequence = true }"),
+    // A pseudowire. Open vSwitch has no control word.
+    ("MPLS over GRE", "type=gre options:packet_type=ptap", "kind = \"mpls-gre\"\nmpls = { control_word = false }"),
 ];
 
 /// Database and switch in a namespace, with files of their own.
@@ -121,8 +123,10 @@ fn carry_one(variant: Variant, (name, tunnel, segment): Tunnel) {
     host.ip(&format!("link set eth0 mtu {MTU}"));
 
     let (vtep, local) = (variant.vtep(), variant.remote(0));
+    let has_label = segment.contains("mpls");
+    let key = if has_label { "" } else { "options:key=42" };
     switch.vsctl(&format!(
-        "add-port overlay tun -- set interface tun ofport_request=7 options:key=42 options:remote_ip={vtep} \
+        "add-port overlay tun -- set interface tun ofport_request=7 {key} options:remote_ip={vtep} \
          options:local_ip={local} {tunnel}"
     ));
     switch.ofctl("del-flows", &[]);
@@ -133,10 +137,16 @@ fn carry_one(variant: Variant, (name, tunnel, segment): Tunnel) {
             "in_port=7,tun_metadata0=0x0a0b0c0d,actions=output:LOCAL",
             "in_port=LOCAL,actions=set_field:0x01020304->tun_metadata0,output:7",
         ]
+    } else if has_label {
+        [
+            "in_port=7,packet_type=(1,0x8847),mpls_label=42,mpls_bos=1,\
+             actions=decap(packet_type(ns=0,type=0)),output:LOCAL",
+            "in_port=LOCAL,actions=encap(mpls),set_mpls_label(42),set_mpls_ttl(64),output:7",
+        ]
     } else {
         ["in_port=7,actions=output:LOCAL", "in_port=LOCAL,actions=output:7"]
     };
-    flows.iter().for_each(|flow| drop(switch.ofctl("add-flow", &[flow])));
+    flows.iter().for_each(|flow| drop(switch.ofctl("add-flow", &["--protocols=OpenFlow15", flow])));
     let config = world.ports()
         + &format!(
             "[[segment]]\nname = \"blue\"\nvni = 42\nremotes = [\"{local}\"]\nports = [{{ port = \"lan0\" }}]\n\

@@ -320,6 +320,13 @@ fn a_segment_with_sids_is_added_and_shown() {
     assert_eq!(sids(&program)[1]["sid"], "fd00:9::101");
     program.wirepath(&["set", "segment", "name=blue", "kind=gretap", "gre={ checksum = true }"]);
     assert!(program.wirepath(&["show", "config"]).contains("gre = { checksum = true }"));
+    program.wirepath(&["set", "segment", "name=blue", "kind=mpls-udp", "gre=", "mpls={ control_word = false }"]);
+    let shown = program.wirepath(&["show", "config"]);
+    assert!(shown.contains("mpls = { control_word = false }") && shown.contains("kind = \"mpls-udp\""), "{shown}");
+    let error = program.refused(&["set", "segment", "name=blue", "vni=15"]);
+    assert!(error.contains("expected an integer from 16 to 1048575"), "{error}");
+    let error = program.refused(&["set", "segment", "name=blue", "mpls={ word = false }"]);
+    assert!(error.contains("segment[0].mpls.word"), "{error}");
     // Without a NIC, remotes have no place.
     let places = program.rows("remotes", "encap,encap_why,decap,decap_why");
     assert_eq!(places[0], json!({ "encap": null, "encap_why": null, "decap": null, "decap_why": null }));

@@ -65,7 +65,7 @@ impl Place {
             Some(Self { reader: reader(is_gateway), before, table, separators: (", ", ""), after: " }]\n" })
         };
         let port = |driver: &str, device: &str| format!("[[port]]\nname = \"third\"\ndriver = \"{driver}\"\n{device}");
-        let segment = format!("{PORTS}{UNDERLAY}[[segment]]\nvni = 1\nremotes = [\"10.9.0.2\"]\n");
+        let segment = format!("{PORTS}{UNDERLAY}[[segment]]\nvni = 16\nremotes = [\"10.9.0.2\"]\n");
         let lan = "ports = [{ port = \"lan\" }]\n";
         match path {
             "workers" | "pool" | "control" | "log" | "rules" | "l2fwd" => place(false, PORTS, &format!("[{path}]\n")),
@@ -102,7 +102,7 @@ impl Place {
             "segment" => place(
                 true,
                 &format!("{PORTS}[[port]]\nname = \"lan2\"\ndevice = \"eth3\"\n{UNDERLAY}"),
-                &format!("[[segment]]\nvni = 1\nremotes = [\"10.9.0.2\", \"10.9.0.3\"]\n{lan}"),
+                &format!("[[segment]]\nvni = 16\nremotes = [\"10.9.0.2\", \"10.9.0.3\"]\n{lan}"),
             ),
             "segment.ports" => inline(
                 true,
@@ -115,6 +115,7 @@ impl Place {
                 "geneve_options = [{ class = 0x0102, type = 1",
             ),
             "segment.gre" => place(true, &format!("{segment}{lan}kind = \"gretap\"\n"), "[segment.gre]\n"),
+            "segment.mpls" => place(true, &format!("{segment}{lan}kind = \"mpls-udp\"\n"), "[segment.mpls]\n"),
             "segment.srv6" => {
                 let table = "[segment.srv6]\nlocal_sid = \"fd00:9::100\"\nsegs = [\"fd00:9::200\"]\n";
                 let segment = "[[segment]]\nkind = \"srv6\"\npayload = \"ip\"\nremotes = [\"fd00:9::2\"]\n\

@@ -20,6 +20,10 @@ const CONFIG: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd0
     [[segment]]\nvni = 43\naccept_unknown_remotes = true\ninner_vlans = 'carry'\n\
     ports = [{ port = 'lan', vlan = 8 }]\n\
     [[segment]]\nvni = 44\nremotes = ['10.9.0.3', 'fd00:9::3']\nports = [{ port = 'lan', vlan = 9 }]\n\
+    [[segment]]\nkind = 'mpls-udp'\nname = 'frames'\nvni = 45\nremotes = ['10.9.0.2', 'fd00:9::2']\n\
+    ports = [{ port = 'lan', vlan = 10 }]\n\
+    [[segment]]\nkind = 'mpls-gre'\nname = 'packets'\nvni = 46\npayload = 'ip'\nremotes = ['10.9.0.2']\n\
+    addresses = ['10.255.0.1/30', 'fdff::1/64']\n\
     [bfd]\nexcept = ['10.9.0.2', 'fd00:9::2']\n";
 
 struct Lab {

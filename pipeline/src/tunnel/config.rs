@@ -19,6 +19,7 @@ use wirepath_wire::{MacAddr, Tunnels, Vni};
 use super::bfd::config::{BACKUPS, BFD, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::filter::{SEGMENT_FILTER, read_filter};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
+use super::kinds::mpls::Service;
 use super::kinds::{self, Carrier, HeaderTemplate, KINDS, Payload, Sids, TunnelKind};
 use super::learning::{self, AttachmentRules, LearnRules};
 use super::mirror::MIRROR;
@@ -163,8 +164,8 @@ const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control char
     .about("Name of the segment in displays.");
 const VNI: Key<Integer<u32>> =
     Key::integer("vni", 0..=Vni::MAX as i64).absent("an error; for GRE packets without a key").about(
-        "Network identifier in tunnel headers: VNI, VSID of NVGRE, or key of GRE, which has up to 32 bits. Each \
-         segment of a kind has another one.",
+        "Network identifier in tunnel headers: VNI, VSID of NVGRE, MPLS label from 16 to 1048575, or key of GRE, which \
+         has up to 32 bits. Each segment of a kind has another one.",
     );
 const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .list()
@@ -288,8 +289,9 @@ impl UnderlayConfig {
         let own = self.port_of(self.kind);
         let port =
             |kind: &'static TunnelKind| self.port_of(kind).filter(|port| kind == self.kind || Some(*port) != own);
-        let [vxlan, gpe, geneve] = [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND].map(port);
-        Tunnels::default().with_vxlan(vxlan).with_vxlan_gpe(gpe).with_geneve(geneve)
+        let [vxlan, gpe, geneve, mpls] =
+            [&kinds::vxlan::KIND, &kinds::vxlan_gpe::KIND, &kinds::geneve::KIND, &kinds::mpls::UDP].map(port);
+        Tunnels::default().with_vxlan(vxlan).with_vxlan_gpe(gpe).with_geneve(geneve).with_mpls(mpls)
     }
 }
 
@@ -403,6 +405,11 @@ impl SegmentConfig {
     /// Returns the SIDs of the segment, if its kind has SIDs.
     pub fn sids(&self) -> Option<Sids> {
         (self.kind.sids?)(&self.options)
+    }
+
+    /// Returns what follows the segment's label, if its kind has labels.
+    pub(super) fn service(&self) -> Option<Service> {
+        self.kind.service.map(|service| service(self.payload, &self.options))
     }
 
     /// Returns the destination address of packets to a remote: its address, or the first SID of the path to it.
@@ -979,7 +986,8 @@ impl Reader<'_> {
 
 /// Returns the identifier in a segment's tunnel headers.
 fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result<Option<u32>> {
-    if kind.max_id == 0 {
+    let ids = &kind.ids;
+    if *ids == (0..=0) {
         if table.has(&VNI) {
             let message = format!("found in a segment of kind {:?}, whose packets have no identifier", kind.name);
             table.record(table.error_in(&VNI, message));
@@ -987,9 +995,10 @@ fn identifier(table: &Settings<'_>, kind: &TunnelKind, is_local: bool) -> Result
         return Ok(None);
     }
     // The range of the kind, which may be wider than that of the key.
-    let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
+    let vni = table.integer(VNI.name(), i64::from(*ids.start())..=i64::from(*ids.end()))?;
     if vni.is_none() && kind.needs_id && !is_local && !table.has_error(&VNI) {
-        let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
+        let missing =
+            || table.error_in(&VNI, format!("missing, expected an integer from {} to {}", ids.start(), ids.end()));
         return Err(table.misspelt(&VNI).unwrap_or_else(missing));
     }
     Ok(vni)

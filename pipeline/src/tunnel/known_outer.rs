@@ -111,10 +111,16 @@ fn can_be_known(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> bool {
 }
 
 /// Returns the place of a tunnel in a batch: by the last bytes of the source address and of the identifier over UDP.
+/// `label_port` is the UDP port of MPLS; a number above all ports without it.
 #[inline(always)]
-fn slot(h: &[u8; COMPARED]) -> usize {
-    let (source, protocol, id) = if h[12] == 0x86 { (h[37], h[20], h[68]) } else { (h[29], h[23], h[48]) };
-    usize::from(if protocol == IpProtocol::UDP.0 { source ^ id } else { source }) % TUNNELS
+fn slot(h: &[u8; COMPARED], label_port: usize) -> usize {
+    let (source, protocol, l4) = if h[12] == 0x86 { (h[37], h[20], L4_OF_IPV6) } else { (h[29], h[23], L4_OF_IPV4) };
+    if protocol != IpProtocol::UDP.0 {
+        return usize::from(source) % TUNNELS;
+    }
+    let header = l4 + udp::HEADER_LEN;
+    let id = if be16(h, l4 + 2) == label_port { h[header + 1] << 4 | h[header + 2] >> 4 } else { h[header + 6] };
+    usize::from(source ^ id) % TUNNELS
 }
 
 /// Returns the words of headers.
@@ -239,6 +245,8 @@ impl View<'_> {
         let tunnels = &mut known_tunnels.tunnels;
         let (mut frames, mut routed, mut plain) = (0u64, 0u64, 0u64);
         let (mut read, mut new_sources, mut at) = (0, 0, 0);
+        let mut ports = self.layout.underlay.kinds.iter().filter(|it| it.kind.has_labels());
+        let label_port = ports.find_map(|it| it.udp_port).map_or(usize::MAX, usize::from);
         let mut last = (state.source.key, state.source.destination);
         let (layout, worker) = (self.layout, state.worker);
         let mut received = Tally::new(0);
@@ -257,7 +265,7 @@ impl View<'_> {
             }
             // Packets in a row often have one tunnel.
             let is_last = tunnels[at].as_ref().is_some_and(|known| known.has_same(h));
-            at = if is_last { at } else { slot(h) };
+            at = if is_last { at } else { slot(h, label_port) };
             let known = match &mut tunnels[at] {
                 Some(known) if is_last || known.has_same(h) => {
                     if !known.accepts(h, packet) {

@@ -1,5 +1,6 @@
 //! Outer headers: the template of a remote, and recognition of received tunnel packets.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -8,6 +9,7 @@ use wirepath_wire::build::{EncapError, OuterConfig, OuterHeaders, Transport};
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag, ipv4, ipv6};
 
 use super::config::{SegmentConfig, UnderlayConfig};
+use super::kinds::mpls::Service;
 use super::kinds::srv6::Behaviour;
 use super::kinds::{Carrier, HeaderTemplate, KINDS, Payload, TunnelHeader, TunnelKind};
 use super::tables::Underlay;
@@ -146,6 +148,8 @@ impl fmt::Display for TunnelId {
 pub(super) struct Found<'u> {
     /// Kinds that the gateway uses.
     kinds: &'u [ActiveKind],
+    /// Services by label.
+    services: &'u HashMap<TunnelId, Service>,
     /// Destination of the packet, if it is a SID of the gateway, and the behaviour of the SID.
     sid: Option<(Ipv6Addr, Behaviour)>,
     /// Protocol number of the header in front of the tunnel header, and UDP destination port of the packet.
@@ -173,24 +177,24 @@ impl Underlay {
     /// `None` if it is no packet of a kind that the gateway uses.
     pub(super) fn find_tunnel(&self, frame: &[u8], outer: &HeaderOffsets, dst: IpAddr) -> Option<Found<'_>> {
         let l4 = outer.l4();
-        let kinds = &*self.kinds;
+        let (kinds, services) = (&*self.kinds, &self.services);
         if let Some(sid) = self.find_sid(dst) {
             let protocol = IpProtocol(outer.ipv6_header(frame)?[6]);
             let start = outer.l3() + ipv6::HEADER_LEN;
-            return Some(Found { kinds, sid: Some(sid), protocol, udp_port: None, start, end: outer.end() });
+            return Some(Found { kinds, services, sid: Some(sid), protocol, udp_port: None, start, end: outer.end() });
         }
         let found = if outer.l4_type() == L4Type::Udp {
             let udp: &[u8; 8] = frame.get(l4..)?.first_chunk()?;
             let end = l4 + usize::from(u16::from_be_bytes([udp[4], udp[5]]));
             let udp_port = Some(u16::from_be_bytes([udp[2], udp[3]]));
-            Found { kinds, sid: None, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
+            Found { kinds, services, sid: None, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
         } else {
             let protocol = match outer.l4_type() {
                 L4Type::Gre => IpProtocol::GRE,
                 L4Type::Other => outer.protocol(),
                 _ => return None,
             };
-            Found { kinds, sid: None, protocol, udp_port: None, start: l4, end: outer.end() }
+            Found { kinds, services, sid: None, protocol, udp_port: None, start: l4, end: outer.end() }
         };
         found.kinds().next().is_some().then_some(found)
     }
@@ -210,15 +214,19 @@ impl<'u> Found<'u> {
     pub(super) fn read(&self, frame: &[u8]) -> Result<TunnelPacket, DropReason> {
         let bytes = frame.get(self.start..self.end.min(frame.len())).ok_or(DropReason::BadTunnelHeader)?;
         for active in self.kinds() {
-            let header = (active.kind.parse)(self.protocol, bytes)?;
+            let mut header = (active.kind.parse)(self.protocol, bytes)?;
             if self.sid.is_some_and(|(_, behaviour)| !behaviour.takes(header.payload)) {
                 return Err(DropReason::SidUpperLayer);
             }
-            let Some(payload) = Payload::of(header.payload).filter(|payload| active.kind.carries(*payload)) else {
+            if !active.kind.takes(header.payload) {
                 continue;
-            };
-            let inner = self.start + header.len;
+            }
             let id = TunnelId { kind: active.number, id: header.id, sid: self.sid.map(|(sid, _)| sid) };
+            if active.kind.has_labels() {
+                header = self.services.get(&id).ok_or(DropReason::UnknownVni)?.complete(header, bytes)?;
+            }
+            let Some(payload) = Payload::of(header.payload) else { continue };
+            let inner = self.start + header.len;
             return Ok(TunnelPacket { header, id, payload, inner });
         }
         Err(DropReason::TunnelPayload)
@@ -240,7 +248,6 @@ impl<'u> Found<'u> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::sync::Arc;
 
     use wirepath_packet::Pool;
@@ -266,6 +273,7 @@ mod tests {
             v6: Vec::new(),
             networks: Vec::new(),
             sids: HashMap::new(),
+            services: HashMap::new(),
             kinds: names.iter().map(active).collect(),
             plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),

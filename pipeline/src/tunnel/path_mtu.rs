@@ -22,7 +22,6 @@ use wirepath_wire::{HeaderOffsets, IpProtocol, L3Type, Parser, Tunnels, icmpv4, 
 use super::config::SegmentConfig;
 use super::control::{GatewayControl, Route, max_frame};
 use super::decap::{Rejection, check_sum};
-use super::kinds::Payload;
 use super::outer::TunnelId;
 use super::policer::{KnownHosts, MessageSource, Protocol};
 use super::stage::{StageState, View};
@@ -153,8 +152,7 @@ impl Underlay {
             }
             (active.kind.parse)(quote.protocol, header).is_ok_and(|found| {
                 let id = TunnelId { kind: active.number, id: found.id, sid: None };
-                Payload::of(found.payload).is_some_and(|payload| active.kind.carries(payload))
-                    && remotes.find_source(id, quote.dst).is_some()
+                active.kind.takes(found.payload) && remotes.find_source(id, quote.dst).is_some()
             })
         })
     }

@@ -14,6 +14,7 @@ use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
+use super::kinds::mpls::Service;
 use super::kinds::srv6::Behaviour;
 use super::kinds::{KINDS, Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
@@ -88,6 +89,8 @@ pub struct Underlay {
     pub networks: Vec<Prefix>,
     /// The gateway's SIDs, which are destinations of tunnel packets only, with what it does there.
     pub sids: HashMap<Ipv6Addr, Behaviour>,
+    /// Services by label, for segments whose kind has labels.
+    pub(super) services: HashMap<TunnelId, Service>,
     /// Kinds of tunnels that the segments use. The first one is the default.
     pub kinds: Vec<ActiveKind>,
     /// Received packets of the kind that [`super::decap`] takes by itself.
@@ -136,6 +139,7 @@ impl Underlay {
             v6,
             networks: config.addresses.clone(),
             sids: segments.iter().filter_map(SegmentConfig::sids).map(|sids| (sids.local, sids.behaviour)).collect(),
+            services: segments.iter().filter_map(|it| Some((it.tunnel_id(), it.service()?))).collect(),
             plain,
             kinds,
             source_ports: (first, u32::from(last - first) + 1),
@@ -207,8 +211,8 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
-    /// True if superframes are cut before the tunnel: each frame needs a tunnel header of its own, or ports would take
-    /// the tunnel for one of another kind.
+    /// True if superframes are cut before the tunnel. Each frame needs a tunnel header of its own, or ports do not know
+    /// the kind of the tunnel. They may also take it for another one.
     pub(super) cuts_superframes: bool,
     /// Rules for learned addresses.
     pub learn_rules: LearnRules,
@@ -439,6 +443,7 @@ impl Layout {
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.header().variable.differ_in_superframes()
+                    || segment.kind.has_labels()
                     || has_port_of_another(segment.kind, &config.underlay),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
@@ -840,6 +845,7 @@ mod tests {
             v6: Vec::new(),
             networks: Vec::new(),
             sids: HashMap::new(),
+            services: HashMap::new(),
             kinds: Vec::new(),
             plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),

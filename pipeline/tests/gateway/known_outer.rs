@@ -71,6 +71,8 @@ fn frames_are_those_of_the_slow_path() {
         ("gretap", None),
         ("gretap", Some(42)),
         ("nvgre", Some(42)),
+        ("mpls-udp", Some(42)),
+        ("mpls-gre", Some(42)),
     ];
     for (name, vni) in kinds {
         for remotes in ["'10.9.0.2'", "'fd00:9::2'", "'10.9.0.2', 'fd00:9::2'"] {

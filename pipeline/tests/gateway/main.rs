@@ -10,6 +10,7 @@ mod known_outer;
 mod lab;
 mod learned_remotes;
 mod link;
+mod mpls;
 mod outer_fragments;
 mod path_mtu;
 mod reassembly;

@@ -122,7 +122,12 @@ fn long_packets_leave_as_fragments() {
 
 #[test]
 fn layer_3_tunnels_send_fragments() {
-    for keys in ["kind = 'ipip'", "kind = 'gre'\nvni = 7", "kind = 'geneve'\nvni = 42\npayload = 'ip'"] {
+    for keys in [
+        "kind = 'ipip'",
+        "kind = 'gre'\nvni = 7",
+        "kind = 'geneve'\nvni = 42\npayload = 'ip'",
+        "kind = 'mpls-udp'\nvni = 42\npayload = 'ip'",
+    ] {
         for remote in ["10.9.0.2", "fd00:9::2"] {
             let v6 = !remote.contains('.');
             let (mut lab, mut host) = ip_payload::tunnel_of(keys, remote, "outer_fragmentation = true");

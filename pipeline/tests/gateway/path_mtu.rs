@@ -377,9 +377,13 @@ fn a_path_lasts_as_long_as_its_remote() {
 /// The router of a layer-3 tunnel sees the lower MTU.
 #[test]
 fn layer_3_tunnels() {
-    for (keys, header) in
-        [("kind = 'ipip'", 0), ("kind = 'gre'\nvni = 7", 8), ("kind = 'geneve'\nvni = 42\npayload = 'ip'", 16)]
-    {
+    for (keys, header) in [
+        ("kind = 'ipip'", 0),
+        ("kind = 'gre'\nvni = 7", 8),
+        ("kind = 'geneve'\nvni = 42\npayload = 'ip'", 16),
+        ("kind = 'mpls-udp'\nvni = 42\npayload = 'ip'", 12),
+        ("kind = 'mpls-gre'\nvni = 42\npayload = 'ip'", 8),
+    ] {
         for remote in ["10.9.0.2", "fd00:9::2"] {
             let (mut lab, mut host) = crate::ip_payload::tunnel_of(keys, remote, "");
             // Known hosts are published with the next tick of the neighbours.
@@ -411,7 +415,7 @@ fn layer_3_tunnels() {
             }
             assert_eq!(lab.dropped(DropReason::BadIcmpQuote), 0);
             // The other key is no tunnel of the gateway.
-            if keys.contains("gre") {
+            if keys.contains("'gre'") {
                 let body = udp(expected - taken - 20);
                 lab.send(LAN, &packet(crate::lab::US, HOST, "10.1.0.10", "10.2.0.10", 64, IpProtocol::UDP, &body));
                 let sent = crate::ip_payload::settle(&mut lab, &mut host);

@@ -67,10 +67,14 @@ drop_reasons! {
     TunnelVersion, "tunnel_version", "the tunnel header has a version that is not known";
     TunnelFlags, "tunnel_flags", "the tunnel header has flags that are not known or not allowed (RFC 2784 section 2.3)";
     TunnelPayload, "tunnel_payload", "the tunnel carries another protocol than its segment";
-    TunnelControl, "tunnel_control", "control packet of a tunnel (O bit, RFC 8926 section 3.4), which is not forwarded";
+    TunnelControl, "tunnel_control", "control packet of a tunnel (O bit of RFC 8926; RFC 4385 section 5), not sent on";
     CriticalOption, "critical_option", "the tunnel header has an unknown critical option (RFC 8926 section 3.5)";
     SegmentsLeft, "segments_left", "the SRv6 packet has segments left at the last SID of a path (RFC 8986 section 4.6)";
     RoutingType, "routing_type", "the routing header has segments left and an unknown type (RFC 8200 section 4.4)";
+    LabelStack, "label_stack", "the MPLS label is not the last one: only explicit null may precede it (RFC 4182)";
+    ReservedLabel, "reserved_label", "the MPLS label is for special purposes, not for a segment (RFC 3032 section 2.1)";
+    LabelTtl, "label_ttl", "the TTL of the MPLS label is exhausted (RFC 3032 section 2.4.2)";
+    ControlWord, "control_word", "the pseudowire frame has no control word, but its segment has (RFC 4385 section 3)";
     SidUpperLayer, "sid_upper_layer", "the behaviour of the SID takes no such payload (RFC 8986 section 4.1.1)";
     UnknownRemote, "unknown_remote", "the tunnel packet comes from an address that is not a remote of its segment";
     RemoteLimit, "remote_limit", "the segment has learned as many VTEPs as it may, and all of them are in use";

@@ -18,7 +18,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "geneve",
     about: "GENEVE (RFC 8926)",
     id_name: "VNI",
-    max_id: Vni::MAX,
+    ids: 0..=Vni::MAX,
     needs_id: true,
     carrier: Carrier::Udp(geneve::PORT),
     payloads: &[Payload::Ethernet, Payload::Ip],
@@ -39,6 +39,7 @@ pub static KIND: TunnelKind = TunnelKind {
     }),
     settings: Some(KindSettings { table: &OPTIONS, read }),
     sids: None,
+    service: None,
 };
 
 /// Bit of an option's type that marks a critical option (section 3.5).

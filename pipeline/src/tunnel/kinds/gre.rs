@@ -18,7 +18,7 @@ pub static GRETAP: TunnelKind = TunnelKind {
     name: "gretap",
     about: "GRE with Ethernet frames (RFC 2784, RFC 2890); `vni` is the key",
     id_name: "key",
-    max_id: u32::MAX,
+    ids: 0..=u32::MAX,
     needs_id: false,
     carrier: Carrier::Ip(IpProtocol::GRE),
     payloads: &[Payload::Ethernet],
@@ -31,6 +31,7 @@ pub static GRETAP: TunnelKind = TunnelKind {
     match_item: Some(match_item),
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
+    service: None,
 };
 
 /// GRE with IP packets.
@@ -38,7 +39,7 @@ pub static GRE: TunnelKind = TunnelKind {
     name: "gre",
     about: "GRE with IP packets (RFC 2784, RFC 2890); `vni` is the key",
     id_name: "key",
-    max_id: u32::MAX,
+    ids: 0..=u32::MAX,
     needs_id: false,
     carrier: Carrier::Ip(IpProtocol::GRE),
     payloads: &[Payload::Ip],
@@ -51,6 +52,7 @@ pub static GRE: TunnelKind = TunnelKind {
     match_item: Some(match_item),
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: None,
+    service: None,
 };
 
 const CHECKSUM: Key<WithDefault<Flag>> =

@@ -14,7 +14,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "ipip",
     about: "IP in IP (RFC 2003, RFC 4213, RFC 2473)",
     id_name: "identifier",
-    max_id: 0,
+    ids: 0..=0,
     needs_id: false,
     carrier: Carrier::IpInIp,
     payloads: &[Payload::Ip],
@@ -30,6 +30,7 @@ pub static KIND: TunnelKind = TunnelKind {
     match_item: None,
     settings: None,
     sids: None,
+    service: None,
 };
 
 /// Returns the payload by the version of the inner header. The caller compares it with the protocol number.

@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 use wirepath_flow::Item;
 use wirepath_packet::drops::DropReason;
@@ -21,14 +22,25 @@ use wirepath_wire::{EtherType, IpProtocol, ipv4, ipv6, udp};
 pub mod geneve;
 pub mod gre;
 pub mod ipip;
+pub mod mpls;
 pub mod nvgre;
 pub mod srv6;
 pub mod vxlan;
 pub mod vxlan_gpe;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 8] =
-    [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND, &gre::GRE, &ipip::KIND, &srv6::KIND, &vxlan_gpe::KIND];
+pub static KINDS: [&TunnelKind; 10] = [
+    &vxlan::KIND,
+    &geneve::KIND,
+    &gre::GRETAP,
+    &nvgre::KIND,
+    &gre::GRE,
+    &ipip::KIND,
+    &srv6::KIND,
+    &vxlan_gpe::KIND,
+    &mpls::UDP,
+    &mpls::GRE,
+];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
@@ -38,8 +50,8 @@ pub struct TunnelKind {
     pub about: &'static str,
     /// Name of the segment identifier in displays.
     pub id_name: &'static str,
-    /// Largest segment identifier; 0: tunnel headers of the kind have none.
-    pub max_id: u32,
+    /// Segment identifiers; `0..=0`: tunnel headers of the kind have none.
+    pub ids: RangeInclusive<u32>,
     /// True if each tunnel header has an identifier.
     pub needs_id: bool,
     /// Protocol below the tunnel header.
@@ -66,8 +78,13 @@ pub struct TunnelKind {
     /// Returns the SIDs in the options of a segment. `None`: packets go to the address of the remote, and their tunnel
     /// header names the segment.
     pub(crate) sids: Option<ReadSids>,
+    /// Returns the service of a segment's label, for kinds whose headers do not name their payload. `parse` then reads
+    /// the label stack only, and returns [`EtherType::MPLS`].
+    pub(crate) service: Option<ReadService>,
 }
 
+/// Returns the service of the label of a segment with this payload and options.
+pub(crate) type ReadService = fn(Payload, options: &[u8]) -> mpls::Service;
 /// Returns the SIDs in the options of a segment; `None` if it has none.
 pub(crate) type ReadSids = fn(options: &[u8]) -> Option<Sids>;
 /// Reads the table of a kind in that of a segment with this payload. Returns the options of the header in the form that
@@ -183,7 +200,8 @@ pub struct TunnelHeader {
     pub id: Option<u32>,
     /// Length with all options in bytes.
     pub len: usize,
-    /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames. See [`Payload::of`].
+    /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames. See [`Payload::of`]. It is
+    /// [`EtherType::MPLS`] as long as only the label stack has been read.
     pub payload: EtherType,
     /// True if the header has a checksum, so that header and payload have the sum 0.
     pub has_checksum: bool,
@@ -233,12 +251,29 @@ impl TunnelKind {
     /// Returns whether received packets of two kinds cannot be told apart, so that a gateway cannot use both.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let alike = |payload| other.carries(payload);
-        self != other && self.carrier == other.carrier && self.payloads.iter().any(|payload| alike(*payload))
+        // Labels have an EtherType of their own.
+        self != other
+            && self.carrier == other.carrier
+            && self.has_labels() == other.has_labels()
+            && self.payloads.iter().any(|payload| alike(*payload))
     }
 
     /// Returns whether tunnels of the kind can carry this payload.
     pub fn carries(&self, payload: Payload) -> bool {
         self.payloads.contains(&payload)
+    }
+
+    /// Returns whether MPLS labels name the segments.
+    pub fn has_labels(&self) -> bool {
+        self.service.is_some()
+    }
+
+    /// Returns whether a received packet can be of this kind if `parse` returns this payload.
+    pub(crate) fn takes(&self, payload: EtherType) -> bool {
+        match self.has_labels() {
+            true => payload == EtherType::MPLS,
+            false => Payload::of(payload).is_some_and(|payload| self.carries(payload)),
+        }
     }
 
     /// Returns the default UDP destination port; `None` without UDP.
@@ -274,11 +309,12 @@ mod tests {
 
     #[test]
     fn every_kind_reads_what_it_writes() {
-        for kind in KINDS {
+        // The headers of the others need the segments to read them.
+        for kind in KINDS.into_iter().filter(|kind| !kind.has_labels()) {
             let payloads = [EtherType::TRANSPARENT_ETHERNET, EtherType::IPV4, EtherType::IPV6];
             for payload in payloads.into_iter().filter(|it| Payload::of(*it).is_some_and(|it| kind.carries(it))) {
                 for id in [Some(0x12_3456), None] {
-                    if id.is_none() && kind.needs_id || id.is_some() && kind.max_id == 0 {
+                    if id.is_none() && kind.needs_id || id.is_some() && kind.ids == (0..=0) {
                         continue;
                     }
                     let carried = Payload::of(payload).unwrap();

@@ -18,7 +18,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "nvgre",
     about: "NVGRE (RFC 7637); `vni` is the virtual subnet identifier",
     id_name: "VSID",
-    max_id: Vni::MAX,
+    ids: 0..=Vni::MAX,
     needs_id: true,
     carrier: Carrier::Ip(IpProtocol::GRE),
     payloads: &[Payload::Ethernet],
@@ -36,6 +36,7 @@ pub static KIND: TunnelKind = TunnelKind {
     }),
     settings: None,
     sids: None,
+    service: None,
 };
 
 fn write(id: Option<u32>, payload: Payload, _: &[u8]) -> HeaderTemplate {

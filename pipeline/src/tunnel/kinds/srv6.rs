@@ -21,7 +21,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "srv6",
     about: "SRv6 (RFC 8754, RFC 8986), over IPv6; the table `srv6` has the SIDs",
     id_name: "SID",
-    max_id: 0,
+    ids: 0..=0,
     needs_id: false,
     carrier: Carrier::Srv6,
     payloads: &[Payload::Ethernet, Payload::Ip],
@@ -34,6 +34,7 @@ pub static KIND: TunnelKind = TunnelKind {
     match_item: None,
     settings: Some(KindSettings { table: &SETTINGS, read }),
     sids: Some(|options| Policy::decode(options).map(|policy| policy.sids())),
+    service: None,
 };
 
 /// Maximum number of SIDs in a segment routing header. With more, the outer headers would not fit the headroom of a

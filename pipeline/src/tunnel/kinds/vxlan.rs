@@ -11,7 +11,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "vxlan",
     about: "VXLAN (RFC 7348)",
     id_name: "VNI",
-    max_id: Vni::MAX,
+    ids: 0..=Vni::MAX,
     needs_id: true,
     carrier: Carrier::Udp(vxlan::PORT),
     payloads: &[Payload::Ethernet],
@@ -28,6 +28,7 @@ pub static KIND: TunnelKind = TunnelKind {
     match_item: Some(|id, _| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
     settings: None,
     sids: None,
+    service: None,
 };
 
 /// The I flag must be set; all reserved bits are ignored (section 5).

@@ -13,7 +13,7 @@ pub static KIND: TunnelKind = TunnelKind {
     name: "vxlan-gpe",
     about: "VXLAN-GPE (draft-ietf-nvo3-vxlan-gpe)",
     id_name: "VNI",
-    max_id: Vni::MAX,
+    ids: 0..=Vni::MAX,
     needs_id: true,
     carrier: Carrier::Udp(PORT),
     payloads: &[Payload::Ethernet, Payload::Ip],
@@ -37,6 +37,7 @@ pub static KIND: TunnelKind = TunnelKind {
     }),
     settings: None,
     sids: None,
+    service: None,
 };
 
 /// Offset of the field "Next Protocol".

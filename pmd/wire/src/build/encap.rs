@@ -61,6 +61,8 @@ pub enum PayloadType {
     /// Next protocol of VXLAN-GPE at this offset of the tunnel header, with the numbers of
     /// [`vxlan_gpe::NextProtocol`]. The offset is odd.
     NextProtocol(u8),
+    /// No field: the version in the inner header names it, as behind an MPLS label (RFC 4928 section 2).
+    InnerVersion,
 }
 
 /// Fields of a tunnel header that differ from packet to packet. Offsets count from the start of the tunnel header.
@@ -595,7 +597,7 @@ impl OuterHeaders {
             }
             PayloadType::NextHeader(at) => write_at(header, Some(at), &[protocol.0]),
             PayloadType::NextProtocol(at) => write_at(header, Some(at), &[next_protocol(carries_ipv6).0]),
-            PayloadType::IpProtocol => {}
+            PayloadType::IpProtocol | PayloadType::InnerVersion => {}
         }
     }
 

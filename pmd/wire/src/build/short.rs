@@ -70,7 +70,7 @@ impl ShortForm {
         }
         // Each type is one of two bytes at an even offset of the packet.
         let type_at = match variable.payload_type {
-            None => 0,
+            None | Some(PayloadType::InnerVersion) => 0,
             Some(PayloadType::IpProtocol) if headers.is_ipv4() => ethernet::HEADER_LEN + 8,
             Some(PayloadType::IpProtocol) => ethernet::HEADER_LEN + 6,
             Some(PayloadType::EtherType(at) | PayloadType::NextHeader(at) | PayloadType::NextProtocol(at)) => {
