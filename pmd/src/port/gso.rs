@@ -143,7 +143,8 @@ impl SoftwareGso {
                     Ok(cutter) => cutter,
                     Err((_, reason)) => return counters.drops.add(reason, 1),
                 };
-                if plan == Plan::Split && cutter.remaining() > 1 {
+                // One of two frames would be a superframe of one frame.
+                if plan == Plan::Split && cutter.remaining() > 2 {
                     match cutter.split(pool) {
                         Ok((equal, last)) => {
                             counters.injected_copies.add(u64::from(last.is_some()));
