@@ -722,7 +722,7 @@ struct RemoteMap {
     slots: Vec<(u64, u128, Source)>,
 }
 
-/// What the source of a tunnel packet is.
+/// Remote and segment of a tunnel packet, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     /// Index of the remote.

@@ -138,13 +138,14 @@ fn ip_packets_are_those_of_the_slow_path() {
     }
 }
 
-/// What a worker knows of a tunnel ends when its remote moves to another segment or goes.
+/// A worker forgets the headers of a tunnel when its remote moves to another segment or goes.
 #[test]
 fn changes_end_what_is_known() {
     let text = |remotes: [&str; 2]| {
         let segment = |name: &str, port: &str, remotes: &str| {
             format!(
-                "[[segment]]\nname = '{name}'\nkind = 'gretap'\nports = [{{ port = '{port}' }}]\nremotes = [{remotes}]\n"
+                "[[segment]]\nname = '{name}'\nkind = 'gretap'\nports = [{{ port = '{port}' }}]\n\
+                 remotes = [{remotes}]\n"
             )
         };
         let [a, b] = remotes;

@@ -38,7 +38,7 @@ struct Typed {
     udp_word: u16,
 }
 
-/// What [`OuterHeaders::emit_short`] needs besides the template.
+/// Fields of the short form, besides the template.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShortForm {
     /// 0 if the headers have the short form, else 0xff.

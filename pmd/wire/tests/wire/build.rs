@@ -502,19 +502,20 @@ proptest! {
         encap.emit(&mut long, &encap.fields(inner_len, port)).unwrap();
         prop_assert_eq!(plain, long);
     }
+
     /// The short form has the same bytes as the general one, for all transports, lengths and types of payloads.
     #[test]
     fn short_headers_are_the_same(
-        bits in any::<[bool; 6]>(), checksum in 0usize..3, transport in 0..4, tunnel_len in 0usize..=48, type_at in 0u8..4,
-        inner in proptest::collection::vec(any::<u8>(), 1..=200), port: u16, entropy: u32, numbers in any::<[u8; 4]>(),
+        bits in any::<[bool; 6]>(), checksum in 0usize..3, transport in 0..4, tunnel_len in 0usize..=48,
+        type_at in 0u8..4, inner in proptest::collection::vec(any::<u8>(), 1..=200), port: u16, entropy: u32,
+        numbers in any::<[u8; 4]>(),
     ) {
         let [v6, carries_packets, carries_ipv6, flow_id, flow_label, has_tag] = bits;
         let [ttl, class, a, b] = numbers;
         let address = |last: u8| -> std::net::IpAddr {
             if v6 { [0xfd00, 0, 0, 0, 0, 0, a.into(), last.into()].into() } else { [10, a, b, last].into() }
         };
-        let checksum =
-            [OuterChecksum::Standard, OuterChecksum::Always, OuterChecksum::Zero][checksum];
+        let checksum = [OuterChecksum::Standard, OuterChecksum::Always, OuterChecksum::Zero][checksum];
         let mut header: Vec<u8> = (0..tunnel_len as u8).map(|i| i.wrapping_mul(a) ^ b).collect();
         let fits = |at: u8, n: usize| usize::from(at) + n <= tunnel_len;
         let kinds = [
@@ -524,8 +525,10 @@ proptest! {
             fits(type_at & !1, 2).then_some(PayloadType::NextHeader(type_at & !1)),
         ];
         let is_udp = transport < 2;
-        let payload_type = kinds[usize::from(type_at)]
-            .filter(|kind| carries_packets && !(is_udp && matches!(kind, PayloadType::IpProtocol | PayloadType::NextHeader(_))));
+        let is_behind_udp =
+            |kind: &PayloadType| matches!(kind, PayloadType::EtherType(_) | PayloadType::NextProtocol(_));
+        let payload_type =
+            kinds[usize::from(type_at)].filter(|kind| carries_packets && (!is_udp || is_behind_udp(kind)));
         match payload_type {
             Some(PayloadType::EtherType(at)) => header[usize::from(at)..][..2].fill(0),
             Some(PayloadType::NextProtocol(at) | PayloadType::NextHeader(at)) => header[usize::from(at)] = 0,
