@@ -763,8 +763,10 @@ impl RemoteMap {
 
     #[inline(always)]
     fn hash(key: u64, bits: u128) -> usize {
-        let x = (key ^ bits as u64 ^ ((bits >> 64) as u64).rotate_left(23)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (x >> 32) as usize
+        // The product mixes both. Consecutive identifiers and addresses would have few different exclusive ors.
+        let address = bits as u64 ^ ((bits >> 64) as u64).rotate_left(23);
+        let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15) * u128::from(address ^ 0xa076_1d64_78bd_642f);
+        (product as u64 ^ (product >> 64) as u64) as usize
     }
 
     #[inline(always)]
