@@ -4,6 +4,8 @@
 //! reads the first packet of each tunnel. Those behind it have the same outer headers, so that only the fields are
 //! checked that differ between packets: lengths, checksums and entropy. A change of the tables ends this knowledge.
 
+use std::ops::Range;
+
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::ChecksumStatus;
@@ -185,16 +187,13 @@ impl KnownOuter {
     /// Returns whether headers are equal to those of the tunnel.
     #[inline(always)]
     fn has_same(&self, h: &[u8; COMPARED]) -> bool {
-        let (words, mut wrong) = (words(h), 0);
-        for i in 0..SHORT_WORDS {
-            wrong |= (words[i] & self.mask[i]) ^ self.words[i];
-        }
-        if self.inner > SHORT_WORDS * 8 {
-            for i in SHORT_WORDS..WORDS {
-                wrong |= (words[i] & self.mask[i]) ^ self.words[i];
-            }
-        }
-        wrong == 0
+        let words = words(h);
+        let differ = |range: Range<usize>| {
+            let own = self.words[range.clone()].iter().zip(&self.mask[range.clone()]);
+            words[range].iter().zip(own).fold(0, |wrong, (word, (own, mask))| wrong | (word & mask) ^ own)
+        };
+        let rest = if self.inner > SHORT_WORDS * 8 { differ(SHORT_WORDS..WORDS) } else { 0 };
+        differ(0..SHORT_WORDS) | rest == 0
     }
 
     /// Returns whether the slow path would accept a packet whose headers are equal.
