@@ -28,6 +28,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::key("segment", "Name of the segment"),
         Column::key("vni", "Network identifier in tunnel headers, if they have one"),
         Column::attribute("sid", "Local SID, of SRv6 segments"),
+        Column::attribute("kind", "Kind of its tunnels"),
         Column::attribute("ports", "Attached ports, with their VLAN"),
         Column::gauge("remotes", Unit::None, "Configured and learned remotes"),
         Column::counter("local_rx_packets", Unit::Packets, "Frames received from local ports"),
@@ -291,6 +292,7 @@ impl GatewayControl {
             segment.name.clone().into(),
             segment.vni.into(),
             segment.sids().map(|sids| sids.local.to_string()).into(),
+            segment.kind.name.into(),
             ports.collect::<Vec<_>>().join(" ").into(),
             remotes.into(),
         ];

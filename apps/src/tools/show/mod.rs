@@ -230,6 +230,8 @@ fn cell(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            // Times of BFD and rates of rare events are below one.
+            Some(real) if real.abs() < 10.0 && real.fract() != 0.0 => format!("{real:.2}"),
             Some(real) => format!("{real:.0}"),
             None => number.to_string(),
         },
@@ -290,8 +292,8 @@ mod tests {
 
     #[test]
     fn cells_are_short() {
-        let values = json!([null, "", "x", true, 12, 12.4, ["a", 1]]);
+        let values = json!([null, "", "x", true, 12, 12.4, 0.3, 5.0, ["a", 1]]);
         let texts: Vec<String> = values.as_array().unwrap().iter().map(cell).collect();
-        assert_eq!(texts, ["-", "-", "x", "yes", "12", "12", "a 1"]);
+        assert_eq!(texts, ["-", "-", "x", "yes", "12", "12", "0.30", "5", "a 1"]);
     }
 }

@@ -32,9 +32,10 @@ const MULTIHOP: Key<WithDefault<Flag>> = Key::flag("multihop").default(false).ab
     "Uses multihop sessions (RFC 5883) for remotes in the networks of `addresses` too. Sessions with remotes behind a \
      gateway always are.",
 );
-const MINIMUM_TTL: Key<WithDefault<Integer<u8>>> = Key::integer("minimum_ttl", 1..=255)
-    .default(254)
-    .about("Smallest TTL of received packets of multihop sessions: 255 less the number of routers on the path.");
+const MINIMUM_TTL: Key<WithDefault<Integer<u8>>> = Key::integer("minimum_ttl", 1..=255).default(254).about(
+    "Smallest TTL of received packets of multihop sessions: 255 less the number of routers on the path. It has no \
+         effect with `management_vni`, as packets in tunnels pass no router.",
+);
 const MANAGEMENT_VNI: Key<Integer<u32>> =
     Key::integer("management_vni", 0..=Vni::MAX as i64).absent("control packets are outside of tunnels").about(
         "Sends and takes control packets in VXLAN tunnels with this VNI (RFC 8971), which no segment has. Both ends \
