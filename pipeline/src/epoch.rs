@@ -227,6 +227,8 @@ impl Reader {
         self.slot.0.store(self.announced_epoch, Ordering::Release);
         // Pairs with the fence in `collect`: the store above precedes every later load of a table.
         fence(Ordering::SeqCst);
+        // Values that were replaced before the store may be free already, so their epoch must not be announced.
+        self.quiescent();
     }
 }
 

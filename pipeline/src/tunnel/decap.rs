@@ -3,8 +3,8 @@
 //! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without options, UDP
 //! checksum or congestion mark, with the plain header of one kind of tunnels. It comes from a known remote and
 //! carries an untagged inner frame to a known host. [`View::decapsulate_known`] takes packets with other outer headers
-//! that the slow path has accepted in the same batch. [`View::decapsulate_one`], the slow path, processes all other
-//! packets. It parses all headers and drops packets with a precise reason.
+//! that the slow path has accepted since the last change of a table. [`View::decapsulate_one`], the slow path,
+//! processes all other packets. It parses all headers and drops packets with a precise reason.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};

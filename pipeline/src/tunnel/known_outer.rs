@@ -28,7 +28,7 @@ const COMPARED: usize = 72;
 const WORDS: usize = COMPARED / 8;
 /// Words that hold the outer headers of most tunnels over IPv4.
 const SHORT_WORDS: usize = 6;
-/// Tunnels of a batch that are kept at the same time.
+/// Tunnels that are known at the same time.
 const TUNNELS: usize = 8;
 /// Packets of a batch whose headers may be read to know a tunnel. If that fails, the slow path reads them again.
 const MAX_READ: u32 = 12;
@@ -54,6 +54,8 @@ pub(super) struct KnownOuter {
     inner: usize,
     /// Version of inner IP packets; 0 for Ethernet frames.
     version: u8,
+    /// True if packets of both versions have equal headers, as behind an MPLS label.
+    has_both_versions: bool,
     remote: u32,
     segment: u16,
 }
@@ -112,8 +114,8 @@ fn can_be_known(h: &[u8; COMPARED], len: usize, underlay: &Underlay) -> bool {
     }
 }
 
-/// Returns the place of a tunnel in a batch: by the last bytes of the source address and of the identifier over UDP.
-/// `label_port` is the UDP port of MPLS; a number above all ports without it.
+/// Returns the place of a tunnel among the known ones: by the last bytes of the source address and of the identifier
+/// over UDP. `label_port` is the UDP port of MPLS; a number above all ports without it.
 #[inline(always)]
 fn slot(h: &[u8; COMPARED], label_port: usize) -> usize {
     let (source, protocol, l4) = if h[12] == 0x86 { (h[37], h[20], L4_OF_IPV6) } else { (h[29], h[23], L4_OF_IPV4) };
@@ -179,6 +181,7 @@ impl KnownOuter {
             least: outer.inner + least,
             inner: outer.inner,
             version,
+            has_both_versions: version != 0 && kind.kind.has_labels(),
             remote: outer.remote?,
             segment: outer.segment,
         })
@@ -196,6 +199,17 @@ impl KnownOuter {
         differ(0..SHORT_WORDS) | rest == 0
     }
 
+    /// Returns whether an inner packet has the other version, which the tunnel may carry too.
+    #[cold]
+    fn is_other_version(&self, h: &[u8; COMPARED], len: usize) -> bool {
+        let least = match h[self.inner] >> 4 {
+            4 => ipv4::HEADER_LEN,
+            6 => ipv6::HEADER_LEN,
+            _ => return false,
+        };
+        self.has_both_versions && len >= self.inner + least
+    }
+
     /// Returns whether the slow path would accept a packet whose headers are equal.
     #[inline(always)]
     fn accepts(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
@@ -205,7 +219,8 @@ impl KnownOuter {
         } else {
             (L4_OF_IPV4, ipv4_header_sum(h) == 0xffff && be16(h, 16) + ETHERNET_LEN == len)
         };
-        let is_valid = is_valid && len >= self.least && (self.version == 0 || h[self.inner] >> 4 == self.version);
+        let is_right = self.version == 0 || h[self.inner] >> 4 == self.version || self.is_other_version(h, len);
+        let is_valid = is_valid && len >= self.least && is_right;
         if !self.is_udp || !is_valid {
             return is_valid;
         }
@@ -286,13 +301,13 @@ impl View<'_> {
                 }
             };
             let (segment, remote) = (known.segment, known.remote);
+            let ethertype = if h[known.inner] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
             received.add(segment, packet.len() - known.inner, count_received);
             packet.set_checksum_status(ChecksumStatus::NONE);
             state.scratch.remotes[i] = remote;
             if known.version != 0 {
                 // The router takes Ethernet frames. The outer headers leave enough room for the header.
                 let _ = packet.trim_front(known.inner - ETHERNET_LEN);
-                let ethertype = if known.version == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
                 self.write_ethernet_header(packet, ethertype);
                 state.scratch.keys[i] = Key::from_u64(u64::from(segment) << 48);
                 routed |= 1 << i;

@@ -132,9 +132,16 @@ impl SoftwareGso {
                 return;
             }
             if run > 0 {
-                let staged = &mut self.staged;
-                batch.drain_front(run, |packet| _ = staged.push(packet));
-                continue;
+                let mut front = Batch::new();
+                batch.drain_front(run, |packet| _ = front.push(packet));
+                driver.transmit(&mut front);
+                if front.is_empty() {
+                    continue;
+                }
+                // A driver may refuse a superframe that it took before, so the next call plans the rest again.
+                batch.drain_front(batch.len(), |packet| _ = front.push(packet));
+                *batch = front;
+                return;
             }
             let Self { pool, cutting, staged, .. } = self;
             let counters = driver.counters();
@@ -288,6 +295,55 @@ mod tests {
         let counters = queue.counters();
         assert_eq!((counters.segmented.get(), counters.injected_copies.get()), (1, 99));
         assert_eq!(pool.outstanding(), 0);
+    }
+
+    /// Takes the first superframe whole, and no other one.
+    struct Fickle(Slow, bool);
+
+    impl TxDriver for Fickle {
+        fn transmit(&mut self, batch: &mut Batch) {
+            let is_superframe = |packet: &Packet| packet.flags().contains(Flags::TX_SEGMENT);
+            if !self.1 && batch.iter().any(is_superframe) {
+                self.1 = true;
+                batch.drain_front(1, |packet| self.0.sent.send(packet.data().to_vec()).unwrap());
+                return;
+            }
+            self.0.transmit(batch);
+        }
+
+        fn segments(&self, _: &Packet) -> Option<bool> {
+            Some(!self.1)
+        }
+
+        fn counters(&self) -> &Arc<QueueCounters> {
+            &self.0.counters
+        }
+
+        fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+            self.0.counters = counters;
+        }
+
+        fn into_any(self: Box<Self>) -> Box<dyn Any> {
+            self
+        }
+    }
+
+    #[test]
+    fn a_superframe_that_the_driver_leaves_is_planned_again() {
+        let pool = Pool::new("gso", 512).unwrap();
+        let (sent, frames) = std::sync::mpsc::channel();
+        let driver = Fickle(Slow { most: 64, sent, counters: Arc::default() }, false);
+        let queue = TxQueue::new(Box::new(driver), PortId::new(0), 0, "p");
+        let mut queue = queue.with_software_gso(&pool, true);
+        let packets = [superframe(&pool, 1000, 200), superframe(&pool, 900, 300), tcp(&pool, 1)];
+        let mut batch: Batch = packets.into_iter().collect();
+        for _ in 0..3 {
+            queue.transmit(&mut batch);
+            queue.reclaim();
+        }
+        let lengths: Vec<_> = frames.try_iter().map(|frame| frame.len()).collect();
+        assert_eq!(lengths, [1054, 354, 354, 354, 55]);
+        assert_eq!((batch.len(), pool.outstanding()), (0, 0));
     }
 
     #[test]

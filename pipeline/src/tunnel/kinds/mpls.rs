@@ -2,7 +2,8 @@
 //!
 //! The identifier of a segment is its label, the same in both directions. A label stack does not name its payload: the
 //! segment of the label does ([`Service`]). Ethernet frames form a pseudowire (RFC 4448), by default with a control
-//! word (RFC 4385, RFC 8469). IP packets follow the label, and their first four bits are the version (RFC 4364).
+//! word (RFC 4385, RFC 8469). IP packets follow the label, and their first four bits are the version (RFC 4928
+//! section 2).
 //!
 //! The label's TTL and that of the packet inside are independent (pipe model, RFC 3443 section 3). The traffic class is
 //! 0 in sent labels and ignored in received ones. There is no DTLS (RFC 7510 section 6).

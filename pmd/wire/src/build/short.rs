@@ -63,6 +63,7 @@ impl ShortForm {
         let variable = headers.variable();
         let is_short = headers.l3() == ethernet::HEADER_LEN
             && headers.version != Version::None
+            && usize::from(headers.l4) == if headers.is_ipv4() { IPV4_END } else { IPV6_END }
             && (IPV4_END..=3 * PIECE).contains(&headers.len())
             && !variable.differ_in_superframes();
         if !is_short {

@@ -486,6 +486,21 @@ fn entropy_is_per_flow_and_shared_by_fragments() {
     assert!(buckets.iter().all(|n| (180..340).contains(n)), "{buckets:?}");
 }
 
+/// Headers with IPv4 options or with an extension header have no short form.
+#[test]
+fn short_headers_have_no_options() {
+    for v6 in [false, true] {
+        let plain = OuterHeaders::vxlan(&config(v6, &[], OuterChecksum::Standard)).unwrap();
+        let (l3, l4) = (plain.l3(), plain.udp_offset().unwrap());
+        let of = |bytes: &[u8], l4| OuterHeaders::from_bytes(bytes, l3, l4, if v6 { 6 } else { 4 }).unwrap();
+        assert!(of(plain.bytes(), l4).is_short_with(0));
+        let mut longer = plain.bytes().to_vec();
+        longer.splice(l4..l4, if v6 { vec![17, 0, 1, 4, 0, 0, 0, 0] } else { vec![1; 4] });
+        longer[l3] += u8::from(!v6);
+        assert!(!of(&longer, longer.len() - 16).is_short_with(0));
+    }
+}
+
 proptest! {
     /// The fast path writes the same bytes as the general one.
     #[test]

@@ -96,7 +96,7 @@ fn looks_into(frame: &[u8], layers: &HeaderLengths, tunnels: u32) -> bool {
     let Some((protocol, l4)) = ip_payload(frame, layers.outer_l2_len.into(), layers.outer_l3()) else { return false };
     let has = |tunnel: u32| tunnels & tunnel != 0;
     match (protocol, frame.get(l4 + 2..l4 + 4)) {
-        (GRE, _) => has(TUNNEL_GRE),
+        (GRE, Some(kind)) => has(TUNNEL_GRE) && names_inner_headers(kind),
         (UDP, Some(port)) => match u16::from_be_bytes([port[0], port[1]]) {
             VXLAN_PORT => has(TUNNEL_VXLAN),
             GENEVE_PORT => has(TUNNEL_GENEVE),
@@ -104,6 +104,12 @@ fn looks_into(frame: &[u8], layers: &HeaderLengths, tunnels: u32) -> bool {
         },
         _ => false,
     }
+}
+
+/// Returns whether the device finds inner headers behind a GRE header with this type: it is that of Ethernet frames or
+/// IP packets. MPLS behind GRE is a capability of its own (`MLX5DV_RAW_PACKET_CAP_TUNNELED_OFFLOAD_CW_MPLS_OVER_GRE`).
+fn names_inner_headers(kind: &[u8]) -> bool {
+    matches!(kind, [0x65, 0x58] | [0x08, 0x00] | [0x86, 0xdd])
 }
 
 /// Returns the protocol of the IP header at `l3`, and the offset of its payload. The device does not skip extension
@@ -163,7 +169,7 @@ fn tunnel_segmentation(packet: &Packet, config: &TxConfig) -> Option<(TxOffloads
         UDP => config.tunnels & TUNNEL_VXLAN != 0 && half(outer_l4 + 2)? == VXLAN_PORT && layers.l2_len >= 14,
         // Each segment would need a checksum or a sequence number of its own.
         GRE if half(outer_l4)? & 0x9000 != 0 => return None,
-        GRE => config.tunnels & TUNNEL_GRE != 0,
+        GRE => config.tunnels & TUNNEL_GRE != 0 && names_inner_headers(frame.get(outer_l4 + 2..outer_l4 + 4)?),
         IPV4_IN_IP | IPV6_IN_IP => false,
         _ => return None,
     };

@@ -174,6 +174,17 @@ fn segmentation_in_tunnels_names_the_headers() {
     assert_eq!(of_both(TxConfig { tunnels: 0, ..POINTERS }), [whole, whole]);
     assert_eq!(of_both(TxConfig { tunnels: 0, sw_parser: false, ..POINTERS }), [no, no]);
     assert_eq!(of_both(TxConfig { max_tso: 975, ..POINTERS }), [no, no]);
+    // The device finds frames and IP packets behind GRE, but no labels. Offsets serve all of them.
+    for (kind, found) in [(0x6558u16, whole), (0x0800, whole), (0x86dd, whole), (0x8847, no)] {
+        for (sw_parser, want) in [(false, found), (true, whole)] {
+            let it = transmit(64, TxConfig { sw_parser, ..POINTERS });
+            let mut packet = superframe(&it, 4789);
+            packet.data_mut()[23] = 47;
+            packet.data_mut()[34..36].fill(0);
+            packet.data_mut()[36..38].copy_from_slice(&kind.to_be_bytes());
+            assert_eq!(it.queue.tunnel_tso(&packet), want, "{kind:#x}");
+        }
+    }
 }
 
 #[test]
