@@ -204,9 +204,11 @@ pub(crate) fn are_segmented_by_the_nic(variant: Variant) {
     let queue = &nics["devices"][0]["send_queues"][0];
     let (whole, left) = (queue["segmented_in_tunnels"].as_u64(), queue["packets"].as_u64());
     assert!(whole > Some(100) && left > Some(2 * BYTES / 1500), "{nics}");
-    // Two of the four streams come from the tunnel as frames.
-    assert_eq!(total(&json, "tx_queues", "segmented"), 0, "{json}");
-    print_uncaptured(&format!("{}: {whole:?} superframes in {left:?} frames", variant.name));
+    // Two of the four streams come from the tunnel as frames. Software cuts superframes of two frames if the outer
+    // header has a checksum, as over IPv6.
+    let cut = total(&json, "tx_queues", "segmented");
+    assert!(if variant.ipv6 { Some(cut * 10) < whole } else { cut == 0 }, "{cut} cut: {json}");
+    print_uncaptured(&format!("{}: {whole:?} superframes in {left:?} frames, {cut} cut", variant.name));
 }
 
 /// Streams where each port joins the packets that it receives.
