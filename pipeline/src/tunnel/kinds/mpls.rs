@@ -1,7 +1,7 @@
 //! MPLS over UDP (RFC 7510) and over GRE (RFC 4023), with Ethernet frames or IP packets.
 //!
 //! The identifier of a segment is its label, the same in both directions. A label stack does not name its payload: the
-//! segment of the label does ([`Service`]). Ethernet frames form a pseudowire (RFC 4448), by default with a control
+//! segment of the label does (`Service`). Ethernet frames form a pseudowire (RFC 4448), by default with a control
 //! word (RFC 4385, RFC 8469). IP packets follow the label, and their first four bits are the version (RFC 4928
 //! section 2).
 //!
