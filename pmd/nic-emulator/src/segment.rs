@@ -68,7 +68,10 @@ fn require_tcp(layers: &HeaderOffsets) -> Result<(), String> {
 /// Returns the end of the TCP or UDP header.
 fn header_end(packet: &[u8], layers: &HeaderOffsets) -> Result<usize, String> {
     match layers.protocol {
-        TCP => Ok(layers.l4 + usize::from(packet.get(layers.l4 + 12).ok_or("truncated headers")? >> 4) * 4),
+        TCP => match packet.get(layers.l4 + 12).ok_or("truncated headers")? >> 4 {
+            words @ 5.. => Ok(layers.l4 + usize::from(words) * 4),
+            words => Err(format!("a TCP header of {} bytes", words * 4)),
+        },
         UDP => Ok(layers.l4 + 8),
         other => Err(format!("segmentation of a packet of protocol {other}")),
     }
@@ -250,6 +253,11 @@ mod tests {
                 let (start, layers) = tunnel::inner(segment, &outer).unwrap();
                 assert_eq!(layers.transport_checksum_ok(&segment[start..]), Some(true));
             }
+        }
+        if protocol == TCP {
+            let mut short = packet.clone();
+            short[84 + 12] = 0x40;
+            assert!(segment_superframe(&short, 84, 1, |_| {}).is_err(), "a header of 16 bytes");
         }
         for (l4, mss) in [(84, 0), (4000, 100), (60, 1400), (packet.len() - 13, 1400)] {
             assert!(segment_superframe(&packet, l4, mss, |_| {}).is_err(), "{l4} {mss}");
