@@ -2,8 +2,9 @@
 //! VTEP, and scapy and tshark as checkers of frames. Further remotes are Debian's kernel in a guest and Open
 //! vSwitch. Each test creates and removes its own network namespaces.
 //!
-//! Each check runs with both kernel drivers and with emulated NICs, and with both IP versions of the
-//! underlay. The checks with traffic of every kind also run with each receive and transmit mode of a driver.
+//! Each check runs with both kernel drivers and with emulated NICs. Checks of the frames in tunnels run with both IP
+//! versions of the underlay, the others with one for each driver. The checks with traffic of every kind also run with
+//! each receive and transmit mode of a driver. Ignored tests belong to `scripts/test --long`.
 //! The peers use the kernel's default offloads. To run one test: `cargo test -p wirepath-apps --test peers
 //! af_xdp_ipv6::ping`
 
@@ -47,11 +48,12 @@ use world::{Variant, by};
 
 /// Defines tests that run checks with one set of parameters.
 macro_rules! over {
-    ($module:ident, $variant:expr, $($test:ident: $body:path;)*) => {
+    ($module:ident, $variant:expr, $($(#[$attribute:meta])* $test:ident: $body:path;)*) => {
         mod $module {
             use super::*;
 
             $(#[test]
+            $(#[$attribute])*
             fn $test() {
                 let name = concat!(stringify!($module), "::", stringify!($test));
                 crate::world::with(Variant { name, ..$variant }, $body);
@@ -75,7 +77,7 @@ macro_rules! frames {
     };
 }
 
-/// Defines each check as a test of each combination.
+/// Defines each check as a test of each driver and IP version.
 macro_rules! everywhere {
     ($($test:ident: $body:path;)*) => {
         over!(af_packet_ipv4, by("af_packet", false), $($test: $body;)*);
@@ -93,13 +95,27 @@ everywhere! {
     ping: crate::ping::small_and_jumbo;
     tcp: crate::tcp::a_gibibyte_unharmed;
     broadcast: crate::broadcast::reaches_every_remote_once;
-    moves: crate::address_moves::the_forwarding_database_follows;
     vlans: crate::vlans::each_vlan_its_segment;
     mtu: crate::mtu::too_big_is_refused_and_counted;
     frames_out: crate::frames::outgoing_are_valid;
     frames_in: crate::frames::incoming_are_checked;
     underlay: crate::underlay::answers_for_its_address_alone;
     malformed: crate::malformed::survives_and_counts;
+}
+
+/// Defines each check as a test of each driver. The IP version of the underlay changes little for these, so each driver
+/// has one.
+macro_rules! each_driver {
+    ($($test:ident: $body:path;)*) => {
+        over!(driver_af_packet_ipv4, by("af_packet", false), $($test: $body;)*);
+        over!(driver_af_xdp_ipv6, by("af_xdp", true), $($test: $body;)*);
+        over!(driver_mana_ipv6, by("mana", true), $($test: $body;)*);
+        over!(driver_mlx5_ipv4, by("mlx5", false), $($test: $body;)*);
+    };
+}
+
+each_driver! {
+    moves: crate::address_moves::the_forwarding_database_follows;
     terminated: crate::lifecycle::ends_cleanly;
     killed: crate::lifecycle::starts_again_after_a_kill;
     port_lost: crate::lifecycle::goes_on_without_a_port;
@@ -506,6 +522,7 @@ over! {
 over! {
     guest_superframes_nic,
     Variant { others: Some("af_packet"), ..by("mlx5", false) },
+    #[ignore = "scripts/test --long: nic_tunnel_tso and guest_superframes check most of it"]
     tunnels: crate::guest::carry_superframes;
 }
 frames! {
