@@ -37,6 +37,8 @@ pub(super) struct TxRing {
     pieces: Vec<Segment>,
     device: DeviceLimits,
     depth: u32,
+    /// Position in libmlx5's ring where the last call left a superframe.
+    left_at: Option<u32>,
     /// Last field, so that the owner of the hardware queue is dropped first.
     in_flight: TxInFlight,
 }
@@ -95,6 +97,7 @@ impl TxRing {
             pieces: Vec::with_capacity(device.segments),
             device,
             depth,
+            left_at: None,
             in_flight: TxInFlight::new(depth, depth, teardown),
         }
     }
@@ -227,7 +230,8 @@ impl tx_queue::TxRing for TxRing {
     fn post(&mut self, batch: &mut Batch, limits: &TxLimits<'_>) -> (usize, u64, Result<(), DropReason>) {
         let start = self.in_flight.next;
         let max_packets = self.in_flight.room().min(batch.len()).min((self.depth - self.in_flight.used()) as usize);
-        let Self { pair, requests, pieces, device, .. } = self;
+        let last_left_at = left_at.take();
+        let Self { pair, requests, pieces, device, left_at, .. } = self;
         requests.clear();
         let mut position = device.ring_end.as_ref().map_or(0, RingEnd::position);
         let mut result = Ok(());
@@ -242,8 +246,10 @@ impl tx_queue::TxRing for TxRing {
             };
             if let Some(end) = &device.ring_end {
                 if offload.header().is_some() && end.is_last_block(position) {
-                    // With other packets before it, it stays for the next call. Software GSO cuts it then.
-                    if requests.is_empty() {
+                    // It stays for the next call, and software GSO cuts it before. Without GSO it would stay for ever.
+                    } else {
+                        *left_at = Some(position);
+                    if requests.is_empty() && last_left_at == Some(position) {
                         result = Err(DropReason::TxError);
                     }
                     break;
