@@ -515,6 +515,10 @@ impl<R: Region> Sender<'_, R> {
         let mut packet = vec![0; LARGEST];
         packet[..header.len()].copy_from_slice(header);
         let length = self.gather(segments, &mut packet, header.len())?;
+        let (payload, limit) = (length - header.len(), self.spec.mlx5.max_tso);
+        if payload > limit as usize {
+            return Err(wrong_length(format!("segmentation of {payload} bytes; the device takes {limit}")));
+        }
         let port = env.first_port + self.sq.port;
         let take = |segment: &[u8]| {
             if let Some(room) = env.outbox.room(segment.len()) {
@@ -594,6 +598,7 @@ fn checksums(packet: &mut [u8], flags: u8) {
         return;
     }
     let layers = frame::parse(packet);
+    let mut outer_l4 = flags & defs::ETH_L4_CSUM != 0;
     if flags & (defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM) != 0
         && let Some(l3) = tunnel::inner_l3(packet, &layers)
     {
@@ -601,7 +606,6 @@ fn checksums(packet: &mut [u8], flags: u8) {
         let inner_l4 = flags & defs::ETH_L4_INNER_CSUM != 0;
         fill(packet, &inner, flags & defs::ETH_L3_INNER_CSUM != 0, inner_l4);
         outer_l4 &= !inner_l4;
-    let mut outer_l4 = flags & defs::ETH_L4_CSUM != 0;
     }
     fill(packet, &layers, flags & defs::ETH_L3_CSUM != 0, outer_l4);
 }
