@@ -235,6 +235,13 @@ fn single_objects_are_refused_with_a_reason() {
         (&["set", "segment", "name=blue", "mtu=9000"], "leave"),
         (&["set", "segment", "name=blue", "mtu=many"], "expected a number"),
         (&["set", "segment", "name=blue", "mut=1"], "did you mean \"mtu\"?"),
+        (
+            &["set", "segment", "name=blue", "filter=any => drop"],
+            "segment: \"filter\" is changed by \"add segment_filter\", \"remove segment_filter\"",
+        ),
+        (&["set", "segment", "name=blue", "static=x"], "\"set static\""),
+        (&["set", "segment", "name=blue", "backups=x"], "\"add backup\""),
+        (&["add", "vrf", "name=x", "routes=x"], "vrf: \"routes\" is changed by \"add route\""),
         (&["set", "remote", "segment=blue"], "\"set\" is not possible, only add, remove"),
         (&["add", "port", "name=x"], "device: missing"),
         (&["add", "port", "name=lan", "driver=null"], "the port \"lan\" exists already"),

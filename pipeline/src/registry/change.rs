@@ -122,6 +122,25 @@ impl ObjectSpec {
         };
         check_arguments(name, arguments, change.arguments)
     }
+
+    /// Returns which operations change a part of the object that an unknown argument names, if the part is an object
+    /// itself. `objects` are all kinds of objects.
+    pub(super) fn part(&self, change: &Change<'_>, objects: &[&ObjectSpec]) -> Option<String> {
+        let arguments =
+            |of: &'static [(Operation, &'static [Argument])]| of.iter().flat_map(|(_, arguments)| *arguments);
+        let is_known = |name: &&String| arguments(self.operations).any(|it| it.name == name.as_str());
+        let unknown = change.arguments.keys().find(|name| !is_known(name))?;
+        let own = self.name;
+        let is_part = |other: &&&ObjectSpec| {
+            let names = [unknown.clone(), format!("{own}_{unknown}")];
+            let is_named = names.iter().any(|name| name == other.name || name.strip_suffix('s') == Some(other.name));
+            is_named && arguments(other.operations).any(|it| it.required && it.name == own)
+        };
+        let part = objects.iter().find(is_part)?;
+        let operations = part.operations.iter().map(|(operation, _)| format!("\"{operation} {}\"", part.name));
+        let operations: Vec<_> = operations.collect();
+        Some(format!("{own}: {unknown:?} is changed by {}", operations.join(", ")))
+    }
 }
 
 /// Checks that the given arguments are possible ones and none lacks. `name` is that of the object or command.
