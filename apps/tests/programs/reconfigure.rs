@@ -261,6 +261,42 @@ fn single_objects_are_refused_with_a_reason() {
     assert_eq!(summary["app"]["segments"].as_array().map(Vec::len), Some(1), "{summary}");
 }
 
+/// `wirepath show filters` prints a rule in one form, whatever form the configuration has.
+#[test]
+fn shown_rules_of_filters_can_be_removed() {
+    let rules = [
+        "ingress: any => drop",
+        "ingress prio 007: any => count, drop",
+        "ingress   prio 2:  eth  dst 01:00:00:00:00:00/1 => limit 5 pps",
+        "ingress prio 3: eth type 0x88cc => drop",
+        "ingress prio 4: vlan vid 7 => count",
+        "ingress prio 5: port id lan / arp => count",
+        "ingress prio 6: ipv4 src 10.0.0.0/8 dst 10.1.2.3 / tcp dst 0x50 => limit 1M bps",
+        "ingress prio 7: ipv4 dscp 46 / udp src 53 => limit 1000000 bps, count",
+        "ingress prio 8: ipv6 dst FD00:0::1 / tcp flags 0x02/0x02 => drop",
+        "ingress prio 9: ipv6 / icmpv6 type 135 => count",
+        "ingress prio 10: icmp => limit 1000 kbps",
+        "ingress prio 11: ipv4 / udp / vxlan vni 9 / inner ipv4 dst 10.9.9.9 => drop",
+    ];
+    let list = |rules: &[&str]| rules.iter().map(|rule| format!("'{rule}'")).collect::<Vec<_>>().join(", ");
+    let filter = format!("ports = [{{ port = 'lan' }}]\nfilter = [{}]\n", list(&rules));
+    let vrf = format!("[[vrf]]\nname = 'x'\nfilter = [{}]\n", list(&rules));
+    let tables = GATEWAY_TABLES.replace("ports = [{ port = 'lan' }]\n", &filter);
+    let program = Program::start(GATEWAY, &format!("{PORTS}{tables}{vrf}"));
+    let rows = program.rows("filters", "of,name,rule");
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * rules.len());
+    for row in rows {
+        let [of, name, rule] = ["of", "name", "rule"].map(|column| row[column].as_str().unwrap());
+        let change = [&format!("{of}_filter"), &format!("{of}={name}"), &format!("rule={rule}")].map(String::as_str);
+        let again = program.refused(&[&["add"], &change[..]].concat());
+        assert!(again.contains("exists already"), "{rule}: {again}");
+        program.wirepath(&[&["remove"], &change[..]].concat());
+    }
+    assert_eq!(program.rows("filters", "rule"), json!([]));
+    program.stop();
+}
+
 /// A reload repeats the changes of what was added, also in another spelling and within an added segment.
 #[test]
 fn changes_of_additions_are_repeated() {

@@ -81,6 +81,8 @@ pub enum ArgumentKind {
     List,
     /// A list of ports as in [`Self::List`], each with `.VLAN` if it has one.
     Attachments,
+    /// The text of a flow rule.
+    Rule,
     /// A value as the text of a configuration file has it, such as `{ checksum = true }`.
     Toml,
 }
@@ -95,6 +97,7 @@ impl ArgumentKind {
             Self::Flag => "true or false",
             Self::List => "list",
             Self::Attachments => "list of ports",
+            Self::Rule => "flow rule",
             Self::Toml => "TOML value",
         }
     }
