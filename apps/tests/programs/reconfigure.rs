@@ -297,6 +297,20 @@ fn shown_rules_of_filters_can_be_removed() {
     program.stop();
 }
 
+/// A remote that carried frames before its session has a line in the log at the end of the grace time.
+#[test]
+fn the_log_has_the_end_of_the_grace_time() {
+    let program = Program::gateway();
+    program.wirepath(&["set", "bfd", "transmit_interval=100"]);
+    let is_out = || program.rows("remotes", "state").as_array().unwrap().iter().any(|row| row["state"] == "down");
+    assert!(!is_out() && !program.log().contains("BFD session"), "{}", program.log());
+    assert!(eventually(WAIT_LIMIT, is_out), "{}", program.rows("remotes", "state"));
+    let log = program.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("BFD session with 10.9.0.2")).collect();
+    assert!(matches!(&lines[..], [line] if line.contains("is down: it has not come up within 5 s")), "{log}");
+    program.stop();
+}
+
 /// A reload repeats the changes of what was added, also in another spelling and within an added segment.
 #[test]
 fn changes_of_additions_are_repeated() {
