@@ -1,7 +1,7 @@
 //! The objects of a gateway's configuration that can be changed alone while the program runs.
 
 use toml_edit::TableLike;
-use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text, Toml};
+use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Rule, Text, Toml};
 use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
@@ -295,7 +295,7 @@ static SEGMENT_FILTER: ConfigObject = ConfigObject {
     },
     place: Place::Values { parent: IN_SEGMENT, key: "filter", argument: "rule" },
 };
-const RULE: Argument = Argument::required("rule", Text, "the rule as text; actions are count, drop and limit");
+const RULE: Argument = Argument::required("rule", Rule, "the rule as text; actions are count, drop and limit");
 
 static VRF_FILTER: ConfigObject = ConfigObject {
     spec: &ObjectSpec {

@@ -2,7 +2,7 @@
 
 use wirepath_testlab::oracle;
 
-use crate::scapy_remote::{exchange, outgoing, start, start_layer3};
+use crate::scapy_remote::{Receiver, assert_drops, exchange, outgoing, start_layer3};
 use crate::world::{Variant, World};
 
 /// Headers of tunnel packets to the gateway. `P` has IP versions: next protocol, header, and the addresses of a host
@@ -45,13 +45,6 @@ fn check_header(outer: &[Vec<u8>], next: &str) {
     }
 }
 
-fn assert_drops(gateway: crate::program::Program, reasons: &[(&str, u64)]) {
-    let summary = gateway.stop();
-    for (reason, count) in reasons {
-        assert_eq!(summary.drops(reason), *count, "{reason}: {}", summary.json["drops"]);
-    }
-}
-
 /// Frames of the host leave unchanged, behind a valid header.
 pub(crate) fn frames_out(variant: Variant) {
     let mut world = World::new(variant, 1, 0, 1500);
@@ -63,8 +56,6 @@ pub(crate) fn frames_out(variant: Variant) {
 pub(crate) fn frames_in(variant: Variant) {
     let mut world = World::new(variant, 1, 0, 1500);
     world.plug_remote();
-    let gateway = start(&world, "vxlan-gpe", "vni = 42");
-    let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
     // The B flag and reserved bits are ignored.
     let good = scapy(
         &world,
@@ -75,13 +66,7 @@ for f in inner:
         if version == 4: emit(head(chksum=0)/g/f)
 ",
     );
-    oracle::assert_clean(&good);
-    let inner = scapy(&world, "[emit(Ether(bytes(f))) for f in inner]");
-    let each = good.len() / inner.len();
-    for (n, outer) in good.iter().enumerate() {
-        let inner = &inner[n / each];
-        assert_eq!(exchange(&wire, &mut host, outer, inner), *inner, "frame {n}");
-    }
+    let mut receiver = Receiver::start(&world, "vxlan-gpe", "vni = 42", &good);
     let bad = scapy(
         &world,
         "
@@ -99,22 +84,17 @@ emit(head(chksum=0x1234)/G()/f)
 emit(head('fd00:9::77' if version == 6 else '10.9.0.77')/G()/f)
 ",
     );
-    host.drain();
-    bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
-    exchange(&wire, &mut host, &good[0], &inner[0]);
-    assert_drops(
-        gateway,
-        &[
-            ("tunnel_version", 3),
-            ("tunnel_control", 1),
-            ("tunnel_flags", 2),
-            ("tunnel_payload", 7),
-            ("unknown_vni", 1),
-            ("bad_tunnel_header", 1),
-            ("bad_l4_checksum", 1),
-            ("unknown_remote", 1),
-        ],
-    );
+    receiver.send_bad(&bad);
+    receiver.stop(&[
+        ("tunnel_version", 3),
+        ("tunnel_control", 1),
+        ("tunnel_flags", 2),
+        ("tunnel_payload", 7),
+        ("unknown_vni", 1),
+        ("bad_tunnel_header", 1),
+        ("bad_l4_checksum", 1),
+        ("unknown_remote", 1),
+    ]);
 }
 
 /// IP packets of the host leave behind a header with their own next protocol.

@@ -2,7 +2,7 @@
 
 use wirepath_testlab::{FramePort, oracle};
 
-use crate::program::Program;
+use crate::program::{Program, Summary};
 use crate::world::{WAIT_LIMIT, World, colons};
 
 /// Runs scapy code that emits frames. Before it come the frames `inner`, the names of all ends, and `preamble` with the
@@ -80,6 +80,55 @@ pub(crate) fn exchange(from: &FramePort, to: &mut FramePort, frame: &[u8], ends_
         }
     }
     panic!("the frame does not arrive: {frame:02x?}");
+}
+
+/// A gateway with a segment of Ethernet frames, to which the remote sends tunnel packets.
+pub(crate) struct Receiver {
+    gateway: Program,
+    host: FramePort,
+    wire: FramePort,
+    /// A tunnel packet, and the frame in it.
+    pub(crate) first: [Vec<u8>; 2],
+}
+
+impl Receiver {
+    /// Starts the gateway and sends tunnel packets, which tshark finds valid. There are as many for each of the frames
+    /// `inner`, in their order. The host gets each of these frames unchanged.
+    pub(crate) fn start(world: &World, kind: &str, keys: &str, good: &[Vec<u8>]) -> Self {
+        let gateway = start(world, kind, keys);
+        let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
+        oracle::assert_clean(good);
+        let inner = scapy(world, "", "[emit(Ether(bytes(f))) for f in inner]");
+        assert_eq!((good.len() % inner.len(), good.is_empty()), (0, false));
+        for (n, outer) in good.iter().enumerate() {
+            let inner = &inner[n / (good.len() / inner.len())];
+            assert_eq!(exchange(&wire, &mut host, outer, inner), *inner, "frame {n}");
+        }
+        let first = [good[0].clone(), inner[0].clone()];
+        Self { gateway, host, wire, first }
+    }
+
+    /// Sends packets that the gateway drops, and waits until it has read all of them.
+    pub(crate) fn send_bad(&mut self, packets: &[Vec<u8>]) {
+        self.host.drain();
+        packets.iter().for_each(|packet| self.wire.send(packet).expect("sent"));
+        let [outer, inner] = &self.first;
+        exchange(&self.wire, &mut self.host, outer, inner);
+    }
+
+    /// Stops the gateway, which has dropped as many packets for each reason.
+    pub(crate) fn stop(self, reasons: &[(&str, u64)]) -> Summary {
+        assert_drops(self.gateway, reasons)
+    }
+}
+
+/// Stops a gateway, which has dropped as many packets for each reason.
+pub(crate) fn assert_drops(gateway: Program, reasons: &[(&str, u64)]) -> Summary {
+    let summary = gateway.stop();
+    for (reason, count) in reasons {
+        assert_eq!(summary.drops(reason), *count, "{reason}: {}", summary.json["drops"]);
+    }
+    summary
 }
 
 /// Returns the tunnel packets of the gateway for frames to a host behind the remote, which is not known.

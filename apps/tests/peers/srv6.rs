@@ -2,7 +2,7 @@
 
 use wirepath_testlab::oracle;
 
-use crate::scapy_remote::{exchange, outgoing, start};
+use crate::scapy_remote::{Receiver, outgoing};
 use crate::world::{Variant, World};
 
 /// Headers of tunnel packets to the gateway's SID, which is in the network of the link.
@@ -56,8 +56,6 @@ pub(crate) fn outgoing_are_valid(variant: Variant) {
 pub(crate) fn incoming_are_checked(variant: Variant) {
     let mut world = World::new(variant, 1, 0, 1500);
     world.plug_remote();
-    let gateway = start(&world, "srv6", &table("", ""));
-    let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
     let good = scapy(
         &world,
         "
@@ -71,15 +69,7 @@ for f in inner:
     emit(head(43)/IPv6ExtHdrRouting(nh=143, type=253, segleft=0)/f)
 ",
     );
-    oracle::assert_clean(&good);
-    let inner = scapy(&world, "[emit(Ether(bytes(f))) for f in inner]");
-    let each = good.len() / inner.len();
-    assert_eq!(each, 7);
-    for (n, outer) in good.iter().enumerate() {
-        let inner = &inner[n / each];
-        let arrived = exchange(&wire, &mut host, outer, inner);
-        assert_eq!(arrived, *inner, "frame {n}");
-    }
+    let mut receiver = Receiver::start(&world, "srv6", &table("", ""), &good);
     let bad = scapy(
         &world,
         "
@@ -100,20 +90,15 @@ emit(head(43, 'fd00:9::77')/S()/f)
 emit(head(143)/Raw(b'z' * 13))
 ",
     );
-    host.drain();
-    bad.iter().for_each(|frame| wire.send(frame).expect("sent"));
-    exchange(&wire, &mut host, &good[0], &inner[0]);
+    receiver.send_bad(&bad);
     // The kernel of the remote resolves the SID. What it sends to the SID is no tunnel packet.
     assert!(!crate::world::pings(&world.remotes[0], "fd00:9::100", 56, 1));
     let neighbours = world.remotes[0].run(&["ip", "-6", "neighbour", "show", "fd00:9::100"]).expect();
     let mac = crate::world::colons(world.gateway.mac("wan"));
     assert!(variant.is_emulated() || neighbours.contains(&mac), "{neighbours}");
     assert!(neighbours.contains("lladdr"), "{neighbours}");
-    let summary = gateway.stop();
     let reasons =
         [("segments_left", 2), ("bad_tunnel_header", 4), ("routing_type", 2), ("unknown_remote", 1), ("too_short", 1)];
-    for (reason, count) in reasons {
-        assert_eq!(summary.drops(reason), count, "{reason}: {}", summary.json["drops"]);
-    }
+    let summary = receiver.stop(&reasons);
     assert!(summary.drops("sid_upper_layer") >= 5, "{}", summary.json["drops"]);
 }

@@ -235,6 +235,13 @@ fn single_objects_are_refused_with_a_reason() {
         (&["set", "segment", "name=blue", "mtu=9000"], "leave"),
         (&["set", "segment", "name=blue", "mtu=many"], "expected a number"),
         (&["set", "segment", "name=blue", "mut=1"], "did you mean \"mtu\"?"),
+        (
+            &["set", "segment", "name=blue", "filter=any => drop"],
+            "segment: \"filter\" is changed by \"add segment_filter\", \"remove segment_filter\"",
+        ),
+        (&["set", "segment", "name=blue", "static=x"], "\"set static\""),
+        (&["set", "segment", "name=blue", "backups=x"], "\"add backup\""),
+        (&["add", "vrf", "name=x", "routes=x"], "vrf: \"routes\" is changed by \"add route\""),
         (&["set", "remote", "segment=blue"], "\"set\" is not possible, only add, remove"),
         (&["add", "port", "name=x"], "device: missing"),
         (&["add", "port", "name=lan", "driver=null"], "the port \"lan\" exists already"),
@@ -252,6 +259,56 @@ fn single_objects_are_refused_with_a_reason() {
     assert!(program.wirepath(&["reload"]).contains("does not differ"), "no refused change is kept");
     let summary = program.stop();
     assert_eq!(summary["app"]["segments"].as_array().map(Vec::len), Some(1), "{summary}");
+}
+
+/// `wirepath show filters` prints a rule in one form, whatever form the configuration has.
+#[test]
+fn shown_rules_of_filters_can_be_removed() {
+    let rules = [
+        "ingress: any => drop",
+        "ingress prio 007: any => count, drop",
+        "ingress   prio 2:  eth  dst 01:00:00:00:00:00/1 => limit 5 pps",
+        "ingress prio 3: eth type 0x88cc => drop",
+        "ingress prio 4: vlan vid 7 => count",
+        "ingress prio 5: port id lan / arp => count",
+        "ingress prio 6: ipv4 src 10.0.0.0/8 dst 10.1.2.3 / tcp dst 0x50 => limit 1M bps",
+        "ingress prio 7: ipv4 dscp 46 / udp src 53 => limit 1000000 bps, count",
+        "ingress prio 8: ipv6 dst FD00:0::1 / tcp flags 0x02/0x02 => drop",
+        "ingress prio 9: ipv6 / icmpv6 type 135 => count",
+        "ingress prio 10: icmp => limit 1000 kbps",
+        "ingress prio 11: ipv4 / udp / vxlan vni 9 / inner ipv4 dst 10.9.9.9 => drop",
+    ];
+    let list = |rules: &[&str]| rules.iter().map(|rule| format!("'{rule}'")).collect::<Vec<_>>().join(", ");
+    let filter = format!("ports = [{{ port = 'lan' }}]\nfilter = [{}]\n", list(&rules));
+    let vrf = format!("[[vrf]]\nname = 'x'\nfilter = [{}]\n", list(&rules));
+    let tables = GATEWAY_TABLES.replace("ports = [{ port = 'lan' }]\n", &filter);
+    let program = Program::start(GATEWAY, &format!("{PORTS}{tables}{vrf}"));
+    let rows = program.rows("filters", "of,name,rule");
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * rules.len());
+    for row in rows {
+        let [of, name, rule] = ["of", "name", "rule"].map(|column| row[column].as_str().unwrap());
+        let change = [&format!("{of}_filter"), &format!("{of}={name}"), &format!("rule={rule}")].map(String::as_str);
+        let again = program.refused(&[&["add"], &change[..]].concat());
+        assert!(again.contains("exists already"), "{rule}: {again}");
+        program.wirepath(&[&["remove"], &change[..]].concat());
+    }
+    assert_eq!(program.rows("filters", "rule"), json!([]));
+    program.stop();
+}
+
+/// A remote that carried frames before its session has a line in the log at the end of the grace time.
+#[test]
+fn the_log_has_the_end_of_the_grace_time() {
+    let program = Program::gateway();
+    program.wirepath(&["set", "bfd", "transmit_interval=100"]);
+    let is_out = || program.rows("remotes", "state").as_array().unwrap().iter().any(|row| row["state"] == "down");
+    assert!(!is_out() && !program.log().contains("BFD session"), "{}", program.log());
+    assert!(eventually(WAIT_LIMIT, is_out), "{}", program.rows("remotes", "state"));
+    let log = program.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("BFD session with 10.9.0.2")).collect();
+    assert!(matches!(&lines[..], [line] if line.contains("is down: it has not come up within 5 s")), "{log}");
+    program.stop();
 }
 
 /// A reload repeats the changes of what was added, also in another spelling and within an added segment.

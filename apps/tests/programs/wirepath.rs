@@ -94,6 +94,27 @@ fn rdma_nics_are_listed_with_mode_or_reason() {
 }
 
 #[test]
+fn a_connectx_lists_what_it_segments() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    for (keys, plain, in_tunnels) in [
+        ("", true, true),
+        ("tunnels = false", true, true),
+        ("tunnels = false\nsw_parser = false", true, false),
+        ("max_tso = 0", false, false),
+    ] {
+        let topology = format!("[[device]]\nkind = 'mlx5'\n{keys}\n[[device.port]]\nnetdev = 'eth7'\n");
+        let output =
+            launch::prepare(&topology).command(env!("CARGO_BIN_EXE_wirepath")).args(["devices", "--json"]).output();
+        let devices: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+        let mut offers = devices["devices"].as_array().unwrap().iter();
+        let offer = offers.find(|offer| offer["driver"] == "mlx5" && offer["device"] == "eth7").unwrap();
+        let words: Vec<_> = offer["mode"].as_str().unwrap().split([',', ';']).map(str::trim).collect();
+        let has = |word| words.contains(&word);
+        assert_eq!((has("segmentation"), has("segmentation in tunnels")), (plain, in_tunnels), "{keys}: {words:?}");
+    }
+}
+
+#[test]
 fn connectx_is_listed_by_both_drivers() {
     require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
     let nic = "[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n";

@@ -81,6 +81,8 @@ pub enum ArgumentKind {
     List,
     /// A list of ports as in [`Self::List`], each with `.VLAN` if it has one.
     Attachments,
+    /// The text of a flow rule.
+    Rule,
     /// A value as the text of a configuration file has it, such as `{ checksum = true }`.
     Toml,
 }
@@ -95,6 +97,7 @@ impl ArgumentKind {
             Self::Flag => "true or false",
             Self::List => "list",
             Self::Attachments => "list of ports",
+            Self::Rule => "flow rule",
             Self::Toml => "TOML value",
         }
     }
@@ -121,6 +124,25 @@ impl ObjectSpec {
             return Err(format!("{name}: \"{}\" is not possible, only {}", change.operation, possible.join(", ")));
         };
         check_arguments(name, arguments, change.arguments)
+    }
+
+    /// Returns which operations change a part of the object that an unknown argument names, if the part is an object
+    /// itself. `objects` are all kinds of objects.
+    pub(super) fn part(&self, change: &Change<'_>, objects: &[&ObjectSpec]) -> Option<String> {
+        let arguments =
+            |of: &'static [(Operation, &'static [Argument])]| of.iter().flat_map(|(_, arguments)| *arguments);
+        let is_known = |name: &&String| arguments(self.operations).any(|it| it.name == name.as_str());
+        let unknown = change.arguments.keys().find(|name| !is_known(name))?;
+        let own = self.name;
+        let is_part = |other: &&&ObjectSpec| {
+            let names = [unknown.clone(), format!("{own}_{unknown}")];
+            let is_named = names.iter().any(|name| name == other.name || name.strip_suffix('s') == Some(other.name));
+            is_named && arguments(other.operations).any(|it| it.required && it.name == own)
+        };
+        let part = objects.iter().find(is_part)?;
+        let operations = part.operations.iter().map(|(operation, _)| format!("\"{operation} {}\"", part.name));
+        let operations: Vec<_> = operations.collect();
+        Some(format!("{own}: {unknown:?} is changed by {}", operations.join(", ")))
     }
 }
 

@@ -163,7 +163,7 @@ impl Registry<'_> {
     pub fn change(&mut self, change: &Change<'_>) -> Result<Changed, String> {
         let objects = self.control.objects();
         let object = objects.iter().find(|object| object.name == change.object).ok_or_else(|| change.unknown())?;
-        object.check(change)?;
+        object.check(change).map_err(|error| object.part(change, &objects).unwrap_or(error))?;
         self.control.change(change, self.plane)
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wirepath_flow::{Action, Ports};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe::Cutter;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::{KernelPunt, PortId};
 use wirepath_wire::{Parsed, Parser};
@@ -215,12 +216,16 @@ impl<S: Stage> Stage for RuleStage<S> {
         let egress = self.egress.has_rules(context.guard());
         context.state.collect_egress = egress;
         if let Some(port) = context.in_port() {
+            let mut cut = Vec::new();
             if self.rule_ports.tags_of_port(context.guard(), port).is_some() {
-                self.process_offloaded_ingress(context, batch);
+                cut = self.process_offloaded_ingress(context, batch);
                 context.end_part("ingress rules");
             } else if self.ingress.has_rules(context.guard()) {
-                self.process_ingress(context, batch);
+                cut = self.process_ingress(context, batch);
                 context.end_part("ingress rules");
+            }
+            if !cut.is_empty() {
+                return cut.iter_mut().for_each(|batch| self.process(context, batch));
             }
         }
         if !batch.is_empty() {
@@ -283,7 +288,9 @@ impl<S> RuleStage<S> {
         context.state.egress_packets = packets;
     }
 
-    fn process_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+    /// Applies ingress rules. If one needs superframes cut, none has run: the batch is empty, and the returned batches
+    /// have its packets with these frames.
+    fn process_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) -> Vec<Batch> {
         let Self { ingress, parsed, toeplitz, rule_ports, worker, .. } = self;
         insert_stripped_tags(context, batch);
         parsed.parse(&rule_ports.parser, context, batch);
@@ -294,7 +301,10 @@ impl<S> RuleStage<S> {
             report_hit(context, "ingress rules", found.first().copied().flatten());
         }
         if found.iter().all(Option::is_none) {
-            return;
+            return Vec::new();
+        }
+        if let Some(chosen) = must_cut(batch, found, parsed.as_slice()) {
+            return cut_superframes(context, rule_ports, batch, chosen);
         }
         let mut at = 0;
         batch.filter_map(|mut packet| {
@@ -306,23 +316,22 @@ impl<S> RuleStage<S> {
             report_outcome(context, "ingress rules", &packet, outcome);
             apply_ingress_outcome(context, rule_ports, *worker, packet, outcome)
         });
+        Vec::new()
     }
 
     /// Applies ingress rules where some packets have already matched a rule in the NIC. Those packets carry a
-    /// tag and are not looked up. The order of the packets is kept.
+    /// tag and are not looked up. The order of the packets is kept. Returns what [`Self::process_ingress`] returns.
     #[cold]
     #[inline(never)]
-    fn process_offloaded_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+    fn process_offloaded_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) -> Vec<Batch> {
         if batch.iter().all(|packet| packet.mark().is_none()) {
-            if self.ingress.has_rules(context.guard()) {
-                self.process_ingress(context, batch);
-            }
-            return;
+            let has_rules = self.ingress.has_rules(context.guard());
+            return if has_rules { self.process_ingress(context, batch) } else { Vec::new() };
         }
         insert_stripped_tags(context, batch);
         let Self { ingress, egress, parsed, toeplitz, rule_ports, worker, .. } = self;
         let guard = context.guard();
-        let Some(tags) = rule_ports.tags.as_deref() else { return };
+        let Some(tags) = rule_ports.tags.as_deref() else { return Vec::new() };
         let rules = ingress.has_rules(guard);
         // Tagged packets stay at their index. Untagged packets are collected in `unmatched`, and `places`
         // holds their index.
@@ -388,6 +397,7 @@ impl<S> RuleStage<S> {
                 let _ = batch.push(packet);
             }
         }
+        Vec::new()
     }
 
     fn process_egress(&mut self, context: &mut Context<'_>) {
@@ -416,6 +426,10 @@ impl<S> RuleStage<S> {
         let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
         let found = &mut found[..batch.len()];
         egress.find(context.guard(), context.now(), batch.as_slice(), parsed.as_slice(), found);
+        if let Some(chosen) = must_cut(batch, found, parsed.as_slice()) {
+            let mut cut = cut_superframes(context, rule_ports, batch, chosen);
+            return cut.iter_mut().for_each(|batch| self.egress_batch(context, batch));
+        }
         let mut at = 0;
         batch.filter_map(|mut packet| {
             let i = at;
@@ -447,6 +461,60 @@ impl<S> RuleStage<S> {
         });
         context.forward(batch);
     }
+}
+
+/// Returns the packets that must be cut before their rules run, as bits; `None` if there are none.
+#[inline]
+fn must_cut(batch: &Batch, found: &[Option<Hit<'_>>], parsed: &[Parsed]) -> Option<u64> {
+    let any = batch.iter().fold(false, |any, packet| any | packet.flags().contains(Flags::TX_SEGMENT));
+    let chosen = || {
+        let packets = batch.iter().zip(found).zip(parsed).enumerate();
+        packets.fold(0, |chosen, (i, ((packet, hit), parsed))| {
+            let cuts = hit.is_some_and(|hit| hit.program().must_cut(packet, parsed));
+            chosen | u64::from(cuts) << i
+        })
+    };
+    Some(if any { chosen() } else { 0 }).filter(|chosen| *chosen != 0)
+}
+
+/// Empties the batch. Returns its packets in order, with frames in place of the chosen superframes.
+#[cold]
+#[inline(never)]
+fn cut_superframes(context: &mut Context<'_>, rule_ports: &RulePorts, batch: &mut Batch, chosen: u64) -> Vec<Batch> {
+    let mut all = vec![Batch::new()];
+    let mut keep = |packet| {
+        if all.last().is_none_or(Batch::is_full) {
+            all.push(Batch::new());
+        }
+        // The push succeeds, because the batch is not full.
+        if let Some(batch) = all.last_mut() {
+            let _ = batch.push(packet);
+        }
+    };
+    let mut at = 0;
+    batch.drain_front(batch.len(), |packet| {
+        let is_chosen = chosen >> at & 1 == 1;
+        at += 1;
+        if !is_chosen {
+            return keep(packet);
+        }
+        let Some(pool) = rule_ports.pool(context.guard(), index_or_first(packet.in_port())) else {
+            return context.drop(packet, DropReason::NoBuffer);
+        };
+        let mut cutter = match Cutter::new(packet, None) {
+            Ok(cutter) => cutter,
+            Err((packet, reason)) => return context.drop(packet, reason),
+        };
+        // One of the frames stands for the superframe.
+        context.count_copies(cutter.remaining().saturating_sub(1));
+        while let Some(frame) = cutter.next_frame(pool) {
+            match frame {
+                Ok(frame) => keep(frame),
+                Err(reason) => context.count_drops(reason, 1),
+            }
+        }
+    });
+    all
 }
 
 #[inline]

@@ -2,7 +2,7 @@
 //!
 //! All checks that need no open port are done here, including those of cross references.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -1071,14 +1071,18 @@ fn check_routed_tunnel(table: &Settings<'_>, has_router: bool, remotes: usize) {
 fn options(table: &Settings<'_>, kind: &TunnelKind, payload: Payload) -> Result<Box<[u8]>> {
     let mut options = Box::default();
     let own = kind.settings.as_ref().map(|settings| settings.table.name);
+    let mut others: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
     for known in KINDS {
         let Some(settings) = &known.settings else { continue };
         if known == kind {
             options = (settings.read)(table, payload)?;
         } else if own != Some(settings.table.name) && table.has(settings.table) {
-            let message = format!("found in a segment of kind {:?}, expected only for {:?}", kind.name, known.name);
-            table.record(table.error_in(settings.table, message));
+            others.entry(settings.table.name).or_default().push(format!("{:?}", known.name));
         }
+    }
+    for (key, kinds) in others {
+        let message = format!("found in a segment of kind {:?}, expected only for {}", kind.name, kinds.join(" and "));
+        table.record(table.error_in(key, message));
     }
     Ok(options)
 }
@@ -1301,7 +1305,7 @@ mod tests {
             (with("").replace("gretap", "geneve"), "segment[0].vni: missing, expected an integer from 0 to 16777215"),
             (
                 with("vni = 5\ngre = { checksum = true }").replace("gretap", "nvgre"),
-                "found in a segment of kind \"nvgre\", expected only for \"gretap\"",
+                "found in a segment of kind \"nvgre\", expected only for \"gretap\" and \"gre\"",
             ),
             (
                 with("") + &segment("vni = 7\nremotes = ['10.9.0.3']", 2).replace("gretap", "nvgre"),
@@ -1310,6 +1314,16 @@ mod tests {
         ] {
             let found = read(&segments).unwrap_err().to_string();
             assert!(found.contains(message), "{segments}\n  gave {found}\n  not  {message}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_several_other_kinds_is_reported_once() {
+        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
+        for (table, kinds) in [("mpls", "\"mpls-udp\" and \"mpls-gre\""), ("gre", "\"gretap\" and \"gre\"")] {
+            let found = refused(&format!("{segment}{table} = {{}}\n"));
+            let message = format!("found in a segment of kind \"vxlan\", expected only for {kinds}");
+            assert_eq!(found, format!("c.toml:8:{}: segment[0].{table}: {message}", table.len() + 4));
         }
     }
 

@@ -854,6 +854,22 @@ fn wrong_settings_are_refused() {
     }
 }
 
+/// A path of SIDs has no session, with the key or without it.
+#[test]
+fn remotes_behind_sids_may_be_named() {
+    for except in ["", "except = ['fd00:9::2']"] {
+        let text = format!(
+            "[underlay]\nport = 'wan'\naddresses = ['fd00:9::1/64']\n[[segment]]\nname = 'sid'\nkind = 'srv6'\n\
+             ports = [{{ port = 'lan' }}]\nremotes = ['fd00:9::2']\n\
+             srv6 = {{ local_sid = 'fd00:1::1', segs = ['fd00:2::1'] }}\n[bfd]\n{except}\n"
+        );
+        let source = Source::new("test", &text);
+        let document = source.parse().unwrap();
+        let read = GatewayConfig::read(&document.settings(), &["wan", "lan"]);
+        assert!(read.is_ok(), "{except}: {:?}", read.err().map(|error| error.to_string()));
+    }
+}
+
 /// An error elsewhere does not make `[bfd]` an unknown table.
 #[test]
 fn errors_elsewhere_leave_the_table_known() {

@@ -3,6 +3,7 @@
 use wirepath_flow::Rule;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
 use wirepath_packet::{Batch, Pool};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::{
@@ -89,10 +90,25 @@ impl<S: Stage + 'static> Bench<S> {
 
     /// Sends frames into a port. Returns the sent frames with their ports, sorted by port.
     fn pass(&mut self, port: u16, frames: &[Vec<u8>]) -> Vec<(u16, Vec<u8>)> {
+        self.pass_superframes(port, frames, |_| None)
+    }
+
+    /// Does the same with superframes: those for which `mss` returns a segment size.
+    fn pass_superframes(
+        &mut self,
+        port: u16,
+        frames: &[Vec<u8>],
+        mss: impl Fn(usize) -> Option<u16>,
+    ) -> Vec<(u16, Vec<u8>)> {
         let mut batch = Batch::new();
-        for frame in frames {
+        for (i, frame) in frames.iter().enumerate() {
             let mut packet = self.pool.take().unwrap();
             packet.append(frame.len()).unwrap().copy_from_slice(frame);
+            packet.set_in_port(PortId::new(port));
+            if let Some(mss) = mss(i) {
+                packet.set_mss(mss);
+                packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM));
+            }
             assert!(batch.push(packet).is_ok());
         }
         self.stepped.process(Some(PortId::new(port)), &mut batch);
@@ -116,6 +132,49 @@ impl<S: Stage + 'static> Bench<S> {
 
 fn ports(out: &[(u16, Vec<u8>)]) -> Vec<u16> {
     out.iter().map(|(port, _)| *port).collect()
+}
+
+/// Returns `frame` in VXLAN.
+fn in_vxlan(frame: &[u8]) -> Vec<u8> {
+    let mut outer = datagram(8, 9, 50_000, 4789);
+    outer.truncate(42);
+    outer[16..18].copy_from_slice(&(36 + frame.len() as u16).to_be_bytes());
+    outer[38..40].copy_from_slice(&(16 + frame.len() as u16).to_be_bytes());
+    outer.extend([8, 0, 0, 0, 0, 0, 42, 0]);
+    outer.extend(frame);
+    outer
+}
+
+/// A superframe of UDP to the port of a tunnel would be taken for one in this tunnel. A superframe in a tunnel to
+/// another port might be taken for one of UDP.
+#[test]
+fn superframes_are_cut_before_their_udp_port_changes() {
+    let other = datagram(1, 3, 5, 55);
+    for direction in ["ingress", "egress"] {
+        // The new port, and the frames of both superframes that leave: datagrams of 7, 7 and 6 bytes.
+        for (port, frames) in [(4789, [3, 3]), (6635, [3, 3]), (99, [1, 3])] {
+            let mut bench = bench(KernelPunt::No("paper"));
+            bench.set(&[&format!("{direction} prio 1: ipv4 / udp src 6 => set udp dst {port}, count")]);
+            let plain = datagram(1, 2, 6, 53);
+            let mut tunnel = in_vxlan(&datagram(1, 2, 6, 53));
+            tunnel[34..36].copy_from_slice(&6u16.to_be_bytes());
+            let sent = [plain.clone(), other.clone(), tunnel, other.clone()];
+            let out = bench.pass_superframes(0, &sent, |i| [Some(7), None][i % 2]);
+            let all: Vec<&[u8]> = out.iter().map(|(_, frame)| &frame[..]).collect();
+            let [first, second] = frames;
+            assert_eq!(all.len(), first + second + 2, "{direction} {port}: {all:02x?}");
+            assert_eq!((all[first], all[first + 1 + second]), (&other[..], &other[..]), "{direction} {port}");
+            let payload = |frames: &[&[u8]], skip: usize| frames.iter().flat_map(|it| it[skip..].to_vec()).count();
+            assert_eq!(payload(&all[..first], 42), 20);
+            assert_eq!(payload(&all[first + 1..first + 1 + second], 50 + 42), 20);
+            for frame in all.iter().filter(|frame| **frame != other) {
+                assert_eq!(frame[36..38], u16::to_be_bytes(port), "{direction}");
+                let end = 14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+                assert_eq!(end, frame.len(), "{direction} {port}");
+            }
+            assert_eq!(bench.counts(), [first as u64 + second as u64]);
+        }
+    }
 }
 
 #[test]

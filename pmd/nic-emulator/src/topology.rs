@@ -155,6 +155,11 @@ const SW_PARSER: Key<WithDefault<Flag>> = Key::flag("sw_parser")
     .default(true)
     .when("kind = \"mlx5\"")
     .about("Whether a send descriptor can say where the headers of a tunnel packet are (software parser).");
+const MAX_TSO: Key<WithDefault<Integer<u32>>> = Key::integer("max_tso", 0..=1 << 18)
+    .unit("bytes")
+    .default(1 << 18)
+    .when("kind = \"mlx5\"")
+    .about("Longest payload of a TCP packet that the device segments. 0: it segments none.");
 const VAR: Key<WithDefault<Flag>> = Key::flag("var")
     .default(true)
     .when("kind = \"mlx5\"")
@@ -187,6 +192,7 @@ static DEVICE: ConfigTable = ConfigTable {
         &STRIDING,
         &TUNNELS,
         &SW_PARSER,
+        &MAX_TSO,
         &VAR,
         &CLASS,
     ],
@@ -318,6 +324,8 @@ pub struct Mlx5Spec {
     pub tunnels: bool,
     /// True if a send descriptor may have offsets of headers.
     pub sw_parser: bool,
+    /// Most payload bytes of a TCP packet that the device segments.
+    pub max_tso: u32,
     /// True if pages of virtio doorbells (VAR) can be allocated.
     pub var: bool,
     /// ConnectX generation.
@@ -554,6 +562,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         striding: true,
         tunnels: true,
         sw_parser: true,
+        max_tso: 1 << 18,
         var: true,
         class: Class::ConnectX6Dx,
         steering: SteeringSpec::of(Class::ConnectX6Dx),
@@ -568,6 +577,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.striding = table.read(&STRIDING)?;
         spec.tunnels = table.read(&TUNNELS)?;
         spec.sw_parser = table.read(&SW_PARSER)?;
+        spec.max_tso = table.read(&MAX_TSO)?;
         spec.var = table.read(&VAR)?;
         spec.class = table.read(&CLASS)?;
         spec.steering = SteeringSpec::of(spec.class);

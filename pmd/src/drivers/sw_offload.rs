@@ -1,11 +1,12 @@
 //! Transmit offloads in software, for ports whose device has none.
 
-use wirepath_wire::checksum::{self, Sum};
-use wirepath_wire::{HeaderOffsets, L3Type, Parser, checksum_offload};
+use wirepath_wire::checksum::{self, Sum, Transport};
+use wirepath_wire::checksum_offload::{self, ChecksumSpan};
+use wirepath_wire::{HeaderOffsets, L3Type, Parsed, Parser};
 
-use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
+use wirepath_packet::{Packet, superframe};
 
 /// Checksums of the innermost headers.
 pub(crate) const INNER_CHECKSUMS: Flags = Flags::TX_L3_CHECKSUM.with(Flags::TX_L4_CHECKSUM);
@@ -53,22 +54,61 @@ pub(crate) fn insert_vlan_tag(packet: &mut Packet, tci: u16, service: bool) -> R
     Ok(())
 }
 
-fn fill_checksums(packet: &mut Packet, flags: Flags) -> Option<()> {
-    // Header checksums are about to be computed and therefore not verified.
+/// Computes the outer UDP checksum of a tunnel packet, whose inner TCP or UDP checksum the device computes later. Also
+/// computes the inner IPv4 checksum, if requested. The sum of a segment with its checksum is that of its pseudo header,
+/// negated. So no payload is read (linux: Documentation/networking/checksum-offloads.rst, "LCO"). `None`: the packet
+/// has other headers, and is unchanged.
+pub(crate) fn fill_outer_udp(packet: &mut Packet) -> Option<()> {
+    let parsed = parse(packet)?;
+    let (outer, inner) = (*parsed.outer(), *parsed.innermost());
+    let (whole, part) = (ChecksumSpan::of(packet.data(), &outer)?, ChecksumSpan::of(packet.data(), &inner)?);
+    // The device finds the headers of one tunnel. It computes a checksum over all bytes of the inner IP packet.
+    let is_plain = parsed.inner().is_some()
+        && parsed.stack(2).is_none()
+        && whole.transport == Transport::Udp
+        && matches!(part.transport, Transport::Tcp | Transport::Udp)
+        && (part.start - whole.start).is_multiple_of(2)
+        && part.end == inner.end()
+        && part.end <= whole.end
+        && part.start <= packet.data().len();
+    if !is_plain {
+        return None;
+    }
+    let padding = sum_between(packet, part.end, whole.end);
+    let needs_ipv4 = packet.flags().contains(Flags::TX_L3_CHECKSUM);
+    let head = packet.data_mut();
+    if needs_ipv4 {
+        fill_ipv4(head, &inner)?;
+    }
+    let headers = head.get_mut(whole.start..part.start)?;
+    whole.transport.set_field(headers, 0);
+    let total = whole.pseudo.and(checksum::sum(headers)).without(part.pseudo).and_at(part.end - whole.start, padding);
+    whole.transport.set_field(headers, whole.transport.encode(total)).then_some(())
+}
+
+/// Parses a packet. Header checksums are about to be computed and therefore not verified.
+fn parse(packet: &Packet) -> Option<Parsed> {
     let parser = Parser { verify_ipv4: false, ..Parser::default() };
-    let parsed = parser.parse_chain(packet.data(), packet.len()).ok()?;
+    parser.parse_chain(packet.data(), packet.len()).ok()
+}
+
+/// Returns the sum of the bytes from `start` to `end`, as if they started at an even offset.
+fn sum_between(packet: &Packet, start: usize, end: usize) -> Sum {
+    let (mut sum, mut at) = (Sum::ZERO, 0);
+    let mut left = end.saturating_sub(start);
+    for part in superframe::parts_from(packet, start) {
+        let here = &part[..part.len().min(left)];
+        sum = sum.and_at(at, checksum::sum(here));
+        at += here.len();
+        left -= here.len();
+    }
+    sum
+}
+
+fn fill_checksums(packet: &mut Packet, flags: Flags) -> Option<()> {
+    let parsed = parse(packet)?;
     let head_len = packet.data().len();
-    let tail_to = |end: usize| {
-        let (mut sum, mut at) = (Sum::ZERO, 0);
-        let mut left = end.saturating_sub(head_len);
-        for segment in packet.segments().skip(1) {
-            let here = &segment[..segment.len().min(left)];
-            sum = sum.and_at(at, checksum::sum(here));
-            at += here.len();
-            left -= here.len();
-        }
-        sum
-    };
+    let tail_to = |end: usize| sum_between(packet, head_len, end);
     let outer = parsed.inner().map(|_| *parsed.outer());
     let own = *parsed.innermost();
     let tails = (tail_to(own.end()), outer.map_or(Sum::ZERO, |layers| tail_to(layers.end())));
@@ -135,6 +175,67 @@ mod tests {
             assert!(checksum::sum(&bytes[14..34]).is_valid(), "IPv4 header of {len}");
             let pseudo = checksum::sum(&bytes[26..34]).word(17).word(8 + len as u16);
             assert!(pseudo.and(checksum::sum(&bytes[34..])).is_valid(), "UDP of {len}");
+        }
+    }
+
+    /// Returns a datagram in VXLAN over IPv6, with `padding` bytes behind its IP packet. Both UDP checksums hold the
+    /// sum of the pseudo header, and the inner IPv4 checksum is wrong.
+    fn in_vxlan(len: usize, padding: usize) -> Vec<u8> {
+        let inner = udp(len, Sum::fold);
+        let datagram = (16 + inner.len() + padding) as u16;
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x86, 0xdd, 0x60, 0, 0, 0];
+        frame.extend(datagram.to_be_bytes());
+        frame.extend([17, 64]);
+        frame.extend((0..32).map(|i| i * 7));
+        let pseudo = checksum::sum(&frame[22..54]).word(17).word(datagram);
+        frame.extend([0xc3, 0x50, 0x12, 0xb5]);
+        frame.extend(datagram.to_be_bytes());
+        frame.extend(pseudo.fold().to_be_bytes());
+        frame.extend([8, 0, 0, 0, 0, 0, 42, 0]);
+        frame.extend(inner);
+        frame.extend((0..padding).map(|i| 0x81 + i as u8));
+        frame
+    }
+
+    #[test]
+    fn an_outer_checksum_is_that_of_the_complete_inner_one() {
+        const OUTER: usize = 54 + 6;
+        const INNER: usize = 70 + 34 + 6;
+        let pool = Pool::new("p", 16).unwrap();
+        for (len, padding) in [(0, 0), (0, 18), (1, 17), (101, 0), (1901, 40), (2001, 3), (5000, 0)] {
+            let [software, headers] = [0, 1].map(|_| {
+                let mut packet = pool.take().unwrap();
+                assert!(packet.extend_from_slice(&in_vxlan(len, padding), &pool));
+                packet.set_flags(INNER_CHECKSUMS.with(Flags::TX_OUTER_L4_CHECKSUM));
+                packet
+            });
+            let (mut software, mut headers) = (software, headers);
+            assert_eq!((apply(&mut software), fill_outer_udp(&mut headers)), (Ok(()), Some(())));
+            let [software, mut headers] =
+                [software, headers].map(|packet| packet.segments().flatten().copied().collect::<Vec<u8>>());
+            assert_eq!(headers[INNER..INNER + 2], in_vxlan(len, padding)[INNER..INNER + 2], "the device's work");
+            headers[INNER..INNER + 2].copy_from_slice(&software[INNER..INNER + 2]);
+            assert_eq!(headers[OUTER..OUTER + 2], software[OUTER..OUTER + 2], "{len} {padding}");
+            assert_eq!(headers, software);
+        }
+    }
+
+    #[test]
+    fn other_packets_have_no_outer_checksum() {
+        let pool = Pool::new("p", 1).unwrap();
+        let short = |at: usize, bytes: &[u8]| {
+            let mut frame = in_vxlan(50, 0);
+            frame[at..at + bytes.len()].copy_from_slice(bytes);
+            frame
+        };
+        let plain = udp(50, Sum::fold);
+        // Another UDP port, another inner protocol, an inner fragment, and an inner datagram shorter than its packet.
+        for frame in [plain, short(57, &[0]), short(93, &[47]), short(90, &[0x20, 0]), short(108, &[0, 9]), vec![0; 20]]
+        {
+            let mut packet = pool.take().unwrap();
+            assert!(packet.extend_from_slice(&frame, &pool));
+            packet.set_flags(INNER_CHECKSUMS.with(Flags::TX_OUTER_L4_CHECKSUM));
+            assert_eq!((fill_outer_udp(&mut packet), packet.data()), (None, &frame[..]));
         }
     }
 

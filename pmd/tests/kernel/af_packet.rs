@@ -171,6 +171,49 @@ fn the_kernel_cuts_superframes_of_all_kinds_as_they_were() {
     assert_eq!(pool.outstanding(), 0);
 }
 
+/// A superframe that the kernel refuses leaves in frames, and those of other forms stay whole.
+#[test]
+fn a_refused_superframe_is_cut_and_others_stay_whole() {
+    // The kernel reserves this segment size (`GSO_BY_FRAGS`).
+    const RESERVED: u16 = 0xffff;
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
+    let frames = streams();
+    let plain = &frames[..4 * FRAMES];
+    // In VXLAN over IPv4 without checksum: TCP in IPv4, which the program marks.
+    let tunnel = &frames[4 * FRAMES..5 * FRAMES];
+    assert_eq!((tunnel[0][36..38].to_vec(), is_tcp(&tunnel[0][50..])), (vec![0x12, 0xb5], true));
+    let Pair { dut, peer, pool, .. } = &Pair::new("refused", 1500, 1);
+    let start = || common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool).unwrap();
+    let (mut from, mut to) = (dut.inside(start), peer.inside(start));
+    from.port.segment_superframes();
+    for (refused, in_datagrams) in [(&plain[..FRAMES], false), (tunnel, false), (tunnel, true)] {
+        let mut batch: Batch = refused[..1].iter().map(|frame| packet(pool, frame)).collect();
+        for packet in batch.iter_mut() {
+            packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM));
+            packet.set_mss(RESERVED);
+        }
+        for _ in 0..3 {
+            from.tx[0].transmit(&mut batch);
+        }
+        assert!(batch.is_empty(), "{in_datagrams}");
+        assert_eq!(from.port.tx_statistics()[0].drops, []);
+        let (got, whole) = collect_frames(&mut from, &mut to, pool, 1);
+        assert_eq!((got, whole), (vec![refused[0][..].to_vec()], 0));
+    }
+    // Both IP versions, TCP and UDP.
+    assert_eq!(send_joined(&mut from, pool, plain), 4);
+    let (got, whole) = collect_frames(&mut from, &mut to, pool, plain.len());
+    assert_eq!((got.len(), whole), (plain.len(), 4));
+    // Superframes in tunnels go as datagrams of UDP.
+    assert_eq!(send_joined(&mut from, pool, tunnel), 1);
+    let (got, _) = collect_frames(&mut from, &mut to, pool, tunnel.len());
+    assert_eq!(got.len(), tunnel.len());
+    assert_eq!(from.port.tx_statistics()[0].drops, []);
+    from.port.stop(from.rx, from.tx).unwrap();
+    to.port.stop(to.rx, to.tx).unwrap();
+    assert_eq!(pool.outstanding(), 0);
+}
+
 /// Collects the frames that the peer of [`send_joined`] gets, with those that a device would make of superframes, until
 /// there are `count`. Returns them, and the number of superframes.
 fn collect_frames(from: &mut StartedPort, to: &mut StartedPort, pool: &Pool, count: usize) -> (Vec<Vec<u8>>, usize) {

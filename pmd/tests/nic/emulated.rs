@@ -635,6 +635,37 @@ pub(crate) fn large_tcp(kind: EmulatedNic, name: &str) {
     });
 }
 
+/// Sends TCP packets over IPv4 with as much payload as the device segments, `most` bytes, and with more. Software cuts
+/// the longer ones. `keys` are keys of the device.
+pub(crate) fn oversized_tcp(kind: EmulatedNic, name: &str, keys: &str, most: usize) {
+    const MSS: usize = 1440;
+    let device = kind.topology().replace("[[device.port]]", &format!("{keys}\n[[device.port]]"));
+    under(name, &device, |nics| {
+        let pool = Pool::new("oversized", 8192).expect("memory");
+        let mut port = kind.start(&pool, "", |_| ());
+        port.port.segment_superframes();
+        for (len, in_software) in [(most, 0), (most + 1, 1), (most + 10, 2), (most, 2)] {
+            let mut large = packet(&pool, PtypeL3::Ipv4, PtypeL4::Tcp, len);
+            large.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM).with(Flags::TX_L3_CHECKSUM));
+            large.set_mss(MSS as u16);
+            let payload = bytes(&large)[54..].to_vec();
+            send(&mut port, [large]);
+            let mut frames = Vec::new();
+            while frames.len() < len.div_ceil(MSS) {
+                // Frames that software cut may wait for room in the ring.
+                port.tx[0].reclaim();
+                frames.extend(receive(&mut port, 1).iter().map(bytes));
+            }
+            assert!(frames.iter().all(|frame| has_valid_checksums(frame)), "{len}");
+            assert_eq!(frames.iter().flat_map(|frame| &frame[54..]).copied().collect::<Vec<_>>(), payload, "{len}");
+            assert_eq!(port.tx[0].counters().segmented.get(), in_software, "{len}");
+        }
+        let sent = port.port.tx_statistics().remove(0);
+        assert_eq!((sent.drops, nics.violations()), (Vec::new(), Vec::new()));
+        finish(port, &pool);
+    });
+}
+
 /// A waiting worker is woken by the next packet, every time, and does not wait while packets are available.
 pub(crate) fn wakeups(kind: EmulatedNic, name: &str, topology_keys: &str, settings: &str) {
     kind.under(name, topology_keys, |nics| {

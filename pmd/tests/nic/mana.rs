@@ -4,8 +4,8 @@
 
 use crate::common::bytes;
 use crate::emulated::{
-    EmulatedNic, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, packet, receive, send,
-    send_until_received, statistic, under, wakeups,
+    EmulatedNic, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, oversized_tcp, packet, receive,
+    send, send_until_received, statistic, under, wakeups,
 };
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
@@ -88,6 +88,12 @@ fn without_interrupts_workers_do_not_wait() {
 fn large_tcp_packets_are_cut_by_the_device() {
     require!(RDMA);
     large_tcp(MANA, "mana::large_tcp_packets_are_cut_by_the_device");
+}
+
+#[test]
+fn oversized_tcp_packets_are_cut_in_software() {
+    require!(RDMA);
+    oversized_tcp(MANA, "mana::oversized_tcp_packets_are_cut_in_software", "", 65_482);
 }
 
 #[test]

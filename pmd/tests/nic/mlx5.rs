@@ -8,8 +8,8 @@ use wirepath_packet::PortId;
 
 use crate::common::bytes;
 use crate::emulated::{
-    EmulatedNic, TIMEOUT, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, packet, receive, send,
-    send_until_received, statistic, two_queues, under, wakeups,
+    EmulatedNic, TIMEOUT, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, oversized_tcp, packet,
+    receive, send, send_until_received, statistic, two_queues, under, wakeups,
 };
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
@@ -469,6 +469,12 @@ fn sleeping_workers_wake_with_doorbell_scanning() {
 fn large_tcp_packets_are_cut_by_the_device() {
     require!(RDMA);
     large_tcp(MLX5, "mlx5::large_tcp_packets_are_cut_by_the_device");
+}
+
+#[test]
+fn oversized_tcp_packets_are_cut_in_software() {
+    require!(RDMA);
+    oversized_tcp(MLX5, "mlx5::oversized_tcp_packets_are_cut_in_software", "max_tso = 20000", 20_000);
 }
 
 #[test]

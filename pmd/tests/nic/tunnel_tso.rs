@@ -1,14 +1,17 @@
-//! TCP superframes in tunnels on an emulated ConnectX. The device and the software cutter make the same frames.
+//! TCP in tunnels on an emulated ConnectX. The device and the software cutter make the same frames of superframes. All
+//! requested checksums of other packets are right.
 
 use wirepath_packet::offload::Flags;
 use wirepath_packet::superframe::Cutter;
-use wirepath_packet::{Packet, Pool};
+use wirepath_packet::{HeaderLengths, Packet, Pool};
 use wirepath_pmd::port::{OpenPort, PortConfig, StartedPort};
 use wirepath_testlab::{Requirement, require};
 
 use crate::common::{self, bytes};
 use crate::emulated::{EmulatedNic, Nics, finish, receive, send, under};
 use wirepath_packet::PortId;
+use wirepath_wire::checksum_offload::ChecksumSpan;
+use wirepath_wire::{HeaderOffsets, L3Type, Parsed, Parser};
 
 const RDMA: Requirement = Requirement::File("/etc/libibverbs.d/mlx5.driver");
 const MLX5: EmulatedNic = EmulatedNic { driver: "mlx5", device: "mlx50", modes: &[""] };
@@ -313,5 +316,66 @@ fn software_cuts_what_the_device_would_not_do_right() {
         }
         assert_eq!((nics.violations(), sent(nics, "segmented_in_tunnels")), (Vec::new(), 0));
         finish(port, &pool);
+    });
+}
+
+/// Returns a frame in which the checksums with these requests are still to be computed.
+fn without_checksums(right: &[u8], parsed: &Parsed, requests: Flags) -> Vec<u8> {
+    let mut frame = right.to_vec();
+    let mut open = |layers: &HeaderOffsets, l3: Flags, l4: Flags| {
+        if requests.contains(l3) && layers.l3_type() == L3Type::Ipv4 {
+            frame[layers.l3() + 10..layers.l3() + 12].fill(0xaa);
+        }
+        if let Some(span) = ChecksumSpan::of(right, layers).filter(|_| requests.contains(l4)) {
+            let segment = &mut frame[layers.l4()..];
+            // An absent checksum stays absent.
+            if span.transport.field(segment) != Some(0) {
+                span.transport.set_field(segment, span.pseudo.fold());
+            }
+        }
+    };
+    open(parsed.innermost(), Flags::TX_L3_CHECKSUM, Flags::TX_L4_CHECKSUM);
+    open(parsed.outer(), Flags::TX_OUTER_L3_CHECKSUM, Flags::TX_OUTER_L4_CHECKSUM);
+    frame
+}
+
+#[test]
+fn all_requested_checksums_are_right() {
+    require!(RDMA);
+    MLX5.under("tunnel_tso::all_requested_checksums_are_right", "", |nics| {
+        let pool = Pool::new("tso", 4096).expect("memory");
+        let all =
+            [Flags::TX_L3_CHECKSUM, Flags::TX_L4_CHECKSUM, Flags::TX_OUTER_L3_CHECKSUM, Flags::TX_OUTER_L4_CHECKSUM];
+        for settings in ["", "tunnels = false", "tx_inline = 200"] {
+            let mut port = start("mlx50", &pool, settings);
+            let mut both = 0;
+            for tunnel in &TUNNELS {
+                // The last one takes several buffers.
+                for (case, payload) in both_versions().flat_map(|case| [(case, 8), (case, 301), (case, 6001)]) {
+                    let case = Case { payload, mss: payload as u16, udp_checksum: 0x1234, ..case };
+                    let whole = packet(&pool, &superframe(tunnel, &case), &case);
+                    let Ok(mut cutter) = Cutter::new(whole, None) else { panic!("{} cannot be cut", tunnel.name) };
+                    let right = bytes(&cutter.next_frame(&pool).expect("one frame").expect("a frame"));
+                    let parsed = Parser::default().parse(&right).expect("headers");
+                    if parsed.inner().is_none() {
+                        continue;
+                    }
+                    for subset in 0..16 {
+                        let chosen = all.iter().enumerate().filter(|(i, _)| subset >> i & 1 == 1);
+                        let requests = chosen.fold(Flags::NONE, |requests, (_, flag)| requests.with(*flag));
+                        let mut sent = common::packet(&pool, &without_checksums(&right, &parsed, requests));
+                        sent.set_header_lengths(HeaderLengths::from(&parsed));
+                        sent.set_flags(requests);
+                        send(&mut port, [sent]);
+                        let got = bytes(&receive(&mut port, 1)[0]);
+                        assert_eq!(got, right, "{settings}: {}: {case:?}, {requests:?}", tunnel.name);
+                        both += usize::from(subset & 0b1010 == 0b1010);
+                    }
+                }
+            }
+            assert!(both > 200, "{both}");
+            assert_eq!(nics.violations(), [""; 0]);
+            finish(port, &pool);
+        }
     });
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_json::{Map, Value as Json};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value, value};
+use wirepath_flow::{Ports, Rule};
+use wirepath_packet::PortId;
 use wirepath_pipeline::registry::{Argument, ArgumentKind, ObjectSpec, Operation};
 
 /// A kind of object that stands in the configuration and can be changed alone while the program runs.
@@ -158,7 +160,9 @@ impl Edit {
                 let text = self.text(argument)?;
                 let parent = self.parent(root, parent)?;
                 let list = values(parent, key).ok_or_else(|| unusual(key))?;
-                let at = list.iter().position(|it| it.as_str().is_some_and(|it| same_value(it, &text)));
+                let is_rule = self.argument(argument).is_some_and(|it| it.kind == ArgumentKind::Rule);
+                let is_same = |it: &str| same_value(it, &text) || is_rule && same_rule(it, &text, &ports);
+                let at = list.iter().position(|it| it.as_str().is_some_and(is_same));
                 match (self.operation, at) {
                     (Operation::Add, Some(_)) => {
                         return Err(EditError::Exists(format!("the {kind} {text} exists already")));
@@ -208,6 +212,18 @@ impl Edit {
         Ok(())
     }
 
+    /// Returns the descriptions of the arguments of this operation.
+    fn described(&self) -> &'static [Argument] {
+        let operations = self.object.spec.operations;
+        let found = operations.iter().find(|(operation, _)| *operation == self.operation);
+        found.map_or(&[][..], |(_, arguments)| arguments)
+    }
+
+    /// Returns the description of an argument.
+    fn argument(&self, name: &str) -> Option<&'static Argument> {
+        self.described().iter().find(|argument| argument.name == name)
+    }
+
     /// Returns a text argument that the description requires. An empty text names no object.
     fn text(&self, name: &str) -> Result<String, EditError> {
         let text = text_of(self.arguments.get(name)).filter(|text| !text.is_empty());
@@ -233,9 +249,7 @@ impl Edit {
 
     /// Writes all arguments except some as keys of a table. An empty text removes the key, which then has its default.
     fn write_arguments(&self, table: &mut dyn TableLike, except: &[&str], ports: &[String]) -> Result<(), EditError> {
-        let operations = self.object.spec.operations;
-        let described = operations.iter().find(|(operation, _)| *operation == self.operation);
-        for argument in described.map_or(&[][..], |(_, arguments)| arguments) {
+        for argument in self.described() {
             let Some(given) = self.arguments.get(argument.name).filter(|_| !except.contains(&argument.name)) else {
                 continue;
             };
@@ -298,6 +312,14 @@ fn toml_text(item: Option<&Item>) -> Option<String> {
 fn same_value(one: &str, other: &str) -> bool {
     let ip = |text: &str| text.parse::<std::net::IpAddr>().ok();
     one == other || one.eq_ignore_ascii_case(other) && one.contains(':') || ip(one).is_some() && ip(one) == ip(other)
+}
+
+/// Returns whether two texts are those of the same flow rule.
+fn same_rule(one: &str, other: &str, ports: &[String]) -> bool {
+    let named = (0_u16..).map_while(PortId::checked);
+    let names: Vec<(&str, PortId)> = ports.iter().map(String::as_str).zip(named).collect();
+    let rule = |text: &str| Rule::parse(text, Ports(&names)).ok();
+    rule(one).is_some_and(|one| rule(other) == Some(one))
 }
 
 /// Names of the tables `[[port]]`.
@@ -397,7 +419,7 @@ fn argument_value(argument: &Argument, given: &Json, ports: &[String]) -> Result
     let refuse = |expected: &str| EditError::Refused(format!("{name}: found {given}, expected {expected}"));
     let number = |json: &Json| json.as_i64().or_else(|| json.as_str()?.parse().ok());
     match argument.kind {
-        ArgumentKind::Text => given.as_str().map(Value::from).ok_or_else(|| refuse("a text")),
+        ArgumentKind::Text | ArgumentKind::Rule => given.as_str().map(Value::from).ok_or_else(|| refuse("a text")),
         ArgumentKind::Number => number(given).map(Value::from).ok_or_else(|| refuse("a number")),
         ArgumentKind::NumberOrText => number(given)
             .map(Value::from)

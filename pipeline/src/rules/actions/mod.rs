@@ -65,7 +65,7 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{HeaderLengths, Packet, Pool, PtypeL3, PtypeL4};
-use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, Tag};
+use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, Tag, Tunnel, Tunnels};
 
 use decap::Decap;
 use encap::Encap;
@@ -228,6 +228,24 @@ impl Program {
             _ => None,
         });
         Self { steps: steps.collect::<Vec<_>>().into(), final_action: FinalAction::Fixed(Outcome::Next) }
+    }
+
+    /// Returns whether a packet must be cut before the program runs on it. It is a superframe whose new UDP port would
+    /// hide its tunnel, or name one that it does not have ([`wirepath_packet::superframe`]). `parsed` is as in
+    /// [`Self::run`].
+    #[inline]
+    pub fn must_cut(&self, packet: &Packet, parsed: &Parsed) -> bool {
+        if !packet.flags().contains(Flags::TX_SEGMENT) {
+            return false;
+        }
+        let is_udp = |layers: &HeaderOffsets| layers.l4_type() == L4Type::Udp;
+        let is_tunnel = parsed.inner().is_some() && is_udp(parsed.outer());
+        let new_ports = self.steps.iter().filter_map(|step| match step {
+            Step::Rewrite(rewrite) => rewrite.udp_dst(),
+            _ => None,
+        });
+        let mut new_ports = new_ports.map(|port| Tunnels::ALL.on_port(port) != Tunnel::None);
+        new_ports.any(|is_named| is_tunnel || is_named && is_udp(parsed.innermost()))
     }
 
     /// Runs the program on a packet. `parsed` is the parser's result for the packet in its present state.

@@ -174,6 +174,12 @@ impl Rewrite {
         }
     }
 
+    /// Returns the UDP destination port that is set.
+    pub(super) fn udp_dst(&self) -> Option<u16> {
+        let [mask] = self.ports.mask;
+        (self.transport == L4Type::Udp && mask as u16 == u16::MAX).then_some(self.ports.value[0] as u16)
+    }
+
     /// Adds a `dec-ttl` action.
     pub(super) fn dec_ttl(&mut self, version: u8) {
         match version {

@@ -50,10 +50,11 @@ const PEER_ADMIN_DOWN: Key<WithDefault<Choice<PeerAdminDown>>> = Key::choice(
 )
 .default_word("leave")
 .about("Effect of a remote that ends its session on purpose, such as a gateway that stops.");
-const EXCEPT: Key<List<Parsed<IpAddr>>> = Key::parsed("except", IP_ADDRESS)
-    .list()
-    .absent("all remotes of segments have sessions")
-    .about("Remotes without a session. They always carry frames.");
+const EXCEPT: Key<List<Parsed<IpAddr>>> =
+    Key::parsed("except", IP_ADDRESS).list().absent("all remotes of segments have sessions").about(
+        "Remotes without a session. They always carry frames. Remotes of segments with SIDs have none in any case, and \
+         may be named.",
+    );
 
 /// Description of the table `[bfd]`.
 pub static BFD: ConfigTable = ConfigTable {
@@ -140,7 +141,8 @@ impl BfdConfig {
             let remotes: HashSet<(IpAddr, IpAddr)> = sessions(segments).collect();
             let mut except = Vec::new();
             for address in table.read(&EXCEPT)? {
-                if !remotes.iter().any(|(_, remote)| *remote == address.value) {
+                let mut all = segments.iter().flat_map(|segment| &segment.remotes);
+                if !all.any(|remote| remote.address == address.value) {
                     table.record(address.error(format!("{} is not a remote of a segment", address.value)));
                 }
                 except.push(address.value);

@@ -123,8 +123,14 @@ impl Entry {
             (State::Up, _) => policy == PeerAdminDown::Stay && self.session.is_remote_admin_down(),
             _ => self.carries && self.grace.is_none_or(|end| now < end),
         };
+        let has_expired = self.grace.is_some() && after != State::Up && !carries;
         if after == State::Up || !carries {
             self.grace = None;
+        }
+        if has_expired {
+            self.logged = Some((now, false));
+            let (seconds, remote) = (GRACE / 1_000_000, peer.1);
+            tracing::warn!("BFD session with {remote} is down: it has not come up within {seconds} s");
         }
         let is_up = after == State::Up;
         // A change soon after the last message is logged later, if it has lasted.

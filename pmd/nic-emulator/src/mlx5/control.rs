@@ -28,7 +28,6 @@ use crate::topology::{DeviceSpec, MinInline};
 const VENDOR: u32 = 0x02c9;
 const MOST: u32 = 1 << 16;
 const MAX_SEND_SGE: u32 = 30;
-pub(super) const MAX_TSO: u32 = 1 << 18;
 
 /// Returns the driver part of a request. Fields that an older library does not send are zero.
 fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8], least: usize) -> Result<T, Errno> {
@@ -311,7 +310,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let mlx5 = &self.spec.mlx5;
         let mut reply = abi::QueryDeviceReply::new_zeroed();
         reply.response_length = size_of::<abi::QueryDeviceReply>() as u32;
-        reply.tso_caps = abi::TsoCaps { max_tso: MAX_TSO, supported_qpts: raw };
+        reply.tso_caps = abi::TsoCaps { max_tso: mlx5.max_tso, supported_qpts: raw };
         reply.rss_caps.rx_hash_fields_mask = 0xff | abi::RX_HASH_INNER;
         reply.rss_caps.rx_hash_function = 1;
         if mlx5.compression {

@@ -515,6 +515,10 @@ impl<R: Region> Sender<'_, R> {
         let mut packet = vec![0; LARGEST];
         packet[..header.len()].copy_from_slice(header);
         let length = self.gather(segments, &mut packet, header.len())?;
+        let (payload, limit) = (length - header.len(), self.spec.mlx5.max_tso);
+        if payload > limit as usize {
+            return Err(wrong_length(format!("segmentation of {payload} bytes; the device takes {limit}")));
+        }
         let port = env.first_port + self.sq.port;
         let take = |segment: &[u8]| {
             if let Some(room) = env.outbox.room(segment.len()) {
@@ -585,7 +589,8 @@ fn check_flags(tunnel: &TunnelHeaders, flags: u8) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes the checksums that the driver offloads to the device. The old content of the fields is ignored.
+/// Computes the checksums that the driver offloads to the device. The old content of the fields is ignored. The device
+/// computes one layer-4 checksum of a packet, the inner one if both are requested (linux commit 6d6727dddc7f).
 #[inline]
 fn checksums(packet: &mut [u8], flags: u8) {
     const ALL: u8 = defs::ETH_L3_CSUM | defs::ETH_L4_CSUM | defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM;
@@ -593,12 +598,16 @@ fn checksums(packet: &mut [u8], flags: u8) {
         return;
     }
     let layers = frame::parse(packet);
+    let mut outer_l4 = flags & defs::ETH_L4_CSUM != 0;
     if flags & (defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM) != 0
-        && let Some((start, inner)) = tunnel::inner(packet, &layers)
+        && let Some(l3) = tunnel::inner_l3(packet, &layers)
     {
-        fill(&mut packet[start..], &inner, flags & defs::ETH_L3_INNER_CSUM != 0, flags & defs::ETH_L4_INNER_CSUM != 0);
+        let inner = frame::parse_ip(&packet[..layers.end.min(packet.len())], l3);
+        let inner_l4 = flags & defs::ETH_L4_INNER_CSUM != 0;
+        fill(packet, &inner, flags & defs::ETH_L3_INNER_CSUM != 0, inner_l4);
+        outer_l4 &= !inner_l4;
     }
-    fill(packet, &layers, flags & defs::ETH_L3_CSUM != 0, flags & defs::ETH_L4_CSUM != 0);
+    fill(packet, &layers, flags & defs::ETH_L3_CSUM != 0, outer_l4);
 }
 
 fn fill(packet: &mut [u8], layers: &frame::HeaderOffsets, l3: bool, l4: bool) {

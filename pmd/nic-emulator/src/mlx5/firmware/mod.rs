@@ -11,7 +11,6 @@ use wirepath_nic_defs::uverbs::mlx5 as abi;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::completion::Cq;
-use super::control::MAX_TSO;
 use super::queues::{Layout, Rq, Sq, State};
 use super::{MAX_TABLE, Mlx5, Qp};
 use crate::attributes::Attributes;
@@ -136,7 +135,7 @@ impl<H: Host> Mlx5<H> {
                 set(ethernet::CSUM_CAP, 1);
                 set(ethernet::VLAN_CAP, 1);
                 set(ethernet::WQE_VLAN_INSERT, 1);
-                set(ethernet::MAX_LSO_CAP, MAX_TSO.ilog2());
+                set(ethernet::MAX_LSO_CAP, mlx5.max_tso.checked_ilog2().unwrap_or(0));
                 set(ethernet::MULTI_PKT_SEND_WQE, mlx5.multi_packet.into());
                 set(ethernet::ENHANCED_MULTI_PKT_SEND_WQE, mlx5.multi_packet.into());
                 let inline = match mlx5.min_inline {

@@ -85,6 +85,17 @@ impl Sockets {
     }
 }
 
+/// Form of a superframe for the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// TCP outside tunnels.
+    Tcp,
+    /// UDP datagrams, which may be those of a tunnel.
+    Udp,
+    /// A tunnel that the program of [`tunnel_gso`] describes.
+    Marked,
+}
+
 /// Socket that a frame goes through.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -100,6 +111,8 @@ pub(super) struct Sender {
     max_frame: usize,
     /// The kernel takes UDP superframes. It is found out by the first one.
     takes_udp: bool,
+    /// The kernel refused the superframe in front as invalid. It is segmented in software.
+    cuts_next: bool,
     burst: Box<Burst>,
     scratch: Box<[u8]>,
     /// Calls since the kernel refused the superframe in front for the first time.
@@ -162,6 +175,17 @@ impl Burst {
         Some(())
     }
 
+    /// Returns the form of the superframe in the first message.
+    fn first_form(&self) -> Form {
+        if self.messages[0].msg_hdr.msg_controllen > 0 {
+            Form::Marked
+        } else if VirtioNetHdr::read(&self.headers[0]).is_udp_superframe() {
+            Form::Udp
+        } else {
+            Form::Tcp
+        }
+    }
+
     /// Adds bytes to the last message. `None` if there is no room.
     #[inline(always)]
     fn push(&mut self, bytes: &[u8]) -> Option<()> {
@@ -198,7 +222,17 @@ impl Sender {
         let burst = unsafe { Box::new(zeroed()) };
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         let counters = Arc::default();
-        Self { sockets, link_probe, max_frame, takes_udp: true, burst, scratch, refusals: 0, counters }
+        Self {
+            sockets,
+            link_probe,
+            max_frame,
+            takes_udp: true,
+            cuts_next: false,
+            burst,
+            scratch,
+            refusals: 0,
+            counters,
+        }
     }
 
     /// Fills messages for packets from the front of the batch that go through one socket, as many as fit. Returns
@@ -240,6 +274,28 @@ impl Sender {
         Ok((burst.used_messages, way))
     }
 
+    /// Handles that the kernel refused the superframe in front as invalid. `is_again`: it did so in the last call too,
+    /// and nobody segmented the superframe.
+    #[cold]
+    fn refuse_superframe(&mut self, batch: &mut Batch, is_again: bool) {
+        match self.burst.first_form() {
+            // Before Linux 6.2.
+            Form::Udp if self.takes_udp => {
+                tracing::warn!("the kernel takes no UDP superframes; they are segmented in software");
+                self.takes_udp = false;
+            }
+            Form::Marked => {
+                tracing::warn!("the kernel takes no superframes in tunnels by a mark; they are sent in another form");
+                self.sockets.has_program = false;
+            }
+            Form::Udp | Form::Tcp => {}
+        }
+        self.cuts_next = !is_again;
+        if is_again {
+            self.drop_front(batch, 1, DropReason::KernelOffload);
+        }
+    }
+
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
         self.counters.drops.add(reason, n as u64);
         batch.free_front(n);
@@ -250,6 +306,7 @@ impl TxDriver for Sender {
     #[inline]
     fn transmit(&mut self, batch: &mut Batch) {
         let mut sent = 0;
+        let was_refused = std::mem::take(&mut self.cuts_next);
         while !batch.is_empty() {
             let (n, way) = match self.fill_messages(batch) {
                 Ok(filled) => filled,
@@ -309,13 +366,11 @@ impl TxDriver for Sender {
                 Some(libc::ENXIO | libc::ENODEV | libc::ENETDOWN | libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                     self.drop_front(batch, all, DropReason::DeviceLost);
                 }
-                Some(libc::EINVAL) if self.takes_udp && may_be_sent_as_udp(&batch.as_slice()[0]) => {
-                    // Before Linux 6.2. The caller segments this one and further ones in software.
-                    self.takes_udp = false;
-                    break;
-                }
-                Some(libc::EINVAL) if may_be_sent_as_udp(&batch.as_slice()[0]) => {
-                    self.drop_front(batch, 1, DropReason::KernelOffload);
+                Some(libc::EINVAL) if is_superframe => {
+                    self.refuse_superframe(batch, was_refused && sent == 0);
+                    if self.cuts_next {
+                        break;
+                    }
                 }
                 Some(libc::EMSGSIZE) => self.drop_front(batch, 1, DropReason::TooLong),
                 _ => self.drop_front(batch, 1, DropReason::TxError),
@@ -329,7 +384,7 @@ impl TxDriver for Sender {
     }
 
     fn segments(&self, packet: &Packet) -> Option<bool> {
-        let Some(parsed) = superframe::parse(packet, None) else { return Some(false) };
+        let Some(parsed) = superframe::parse(packet, None).filter(|_| !self.cuts_next) else { return Some(false) };
         Some(match parsed.inner() {
             None => self.sockets.segments_plain(packet, parsed.outer(), self.takes_udp),
             Some(inner) => {
@@ -353,12 +408,6 @@ impl TxDriver for Sender {
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
-}
-
-/// Returns whether the kernel may have got the packet as a UDP superframe: one of UDP, or one in a tunnel.
-fn may_be_sent_as_udp(packet: &Packet) -> bool {
-    let is_superframe = packet.flags().contains(Flags::TX_SEGMENT);
-    is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.outer().l4_type() != L4Type::Tcp)
 }
 
 /// Adds a superframe. Returns the rest of `scratch`. `has_program`: [`tunnel_gso`] takes superframes in tunnels.

@@ -80,7 +80,7 @@ pub(crate) fn write<'a>(
         if in_frame == 0 {
             let here = segments.remaining().min(per_frame);
             // All segments have the full size, but for the last one of the superframe.
-            let missing = if here == segments.remaining() { last_gap(packet, parsed, count) } else { 0 };
+            let missing = if here == segments.remaining() { last_gap(&segments, packet.mss()) } else { 0 };
             let (headers, others) = scratch.split_at_mut_checked(base)?;
             scratch = others;
             headers.copy_from_slice(packet.data().get(..base)?);
@@ -114,10 +114,11 @@ pub(crate) fn write<'a>(
     Some(scratch)
 }
 
-/// Returns the bytes that the last segment is shorter than the others.
-fn last_gap(packet: &Packet, parsed: &Parsed, count: usize) -> usize {
-    let payload = parsed.innermost().end().saturating_sub(parsed.innermost().payload());
-    (count * usize::from(packet.mss())).saturating_sub(payload)
+/// Returns the bytes that the last segment is shorter than `mss`, which the others have.
+fn last_gap(segments: &Segmenter<'_>, mss: u16) -> usize {
+    let mut last = segments.clone();
+    last.skip(last.remaining().saturating_sub(1));
+    usize::from(mss).saturating_sub(last.next_payload().map_or(0, |payload| payload.len()))
 }
 
 /// Writes the lengths of outer IP and UDP for a datagram with `len` bytes of payload. Adds the IPv4 checksum and
@@ -142,4 +143,54 @@ fn set_lengths(headers: &mut [u8], outer: &HeaderOffsets, len: usize) -> Option<
     let pseudo = checksum_offload::pseudo(headers, outer, Transport::Udp.protocol(), datagram.into())?;
     headers.get_mut(l4 + 6..l4 + 8)?.copy_from_slice(&pseudo.fold().to_be_bytes());
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wirepath_packet::superframe;
+    use wirepath_packet::{Pool, offload::Flags};
+
+    /// Returns an IPv4 datagram with these payload bytes, and `trailer` bytes of the IP packet behind it.
+    fn datagram(port: u16, payload: &[u8], trailer: usize) -> Vec<u8> {
+        let udp = 8 + payload.len() as u16;
+        let mut packet = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 7];
+        packet[2..4].copy_from_slice(&(20 + udp + trailer as u16).to_be_bytes());
+        packet.extend([port, udp, 1].iter().flat_map(|field| field.to_be_bytes()));
+        packet.extend(payload);
+        packet.resize(packet.len() + trailer, 0xee);
+        packet
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_segments() {
+        let pool = Pool::new("datagrams", 8).unwrap();
+        let ethernet = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        // The inner datagram fills its IP packet, or is shorter.
+        for (payload, trailer) in [(1000, 0), (1000, 3), (999, 1), (700, 300), (701, 1000)] {
+            let inner = datagram(99, &vec![5; payload], trailer);
+            let inner = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &ethernet, &inner].concat();
+            let frame = [&ethernet[..], &datagram(4789, &inner, 0)].concat();
+            let mut packet = pool.take().unwrap();
+            assert!(packet.extend_from_slice(&frame, &pool));
+            packet.set_flags(Flags::TX_SEGMENT);
+            packet.set_mss(300);
+            let parsed = superframe::parse(&packet, None).unwrap();
+            assert!(fits(&packet, &parsed, 4096, 64));
+            let (mut scratch, mut frames) = (vec![0; 4096], Vec::new());
+            let rest = write(&packet, &parsed, &mut scratch, |part| {
+                match part {
+                    Part::Frame(_) => frames.push(Vec::new()),
+                    Part::Bytes(bytes) => frames.last_mut()?.extend_from_slice(bytes),
+                }
+                Some(())
+            });
+            assert!(rest.is_some());
+            let [frame] = &frames[..] else { panic!("{} frames", frames.len()) };
+            let segments = payload.div_ceil(300);
+            assert_eq!(frame.len(), 42 + segments * (8 + 14 + 28) + payload);
+            let field = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+            assert_eq!((field(16), field(38)), (frame.len() - 14, frame.len() - 34), "{payload} {trailer}");
+        }
+    }
 }

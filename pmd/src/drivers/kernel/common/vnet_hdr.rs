@@ -125,6 +125,11 @@ impl VirtioNetHdr {
         gso_header(GSO_UDP_L4, l4 + 8, u16::try_from(size).ok()?, l4, UDP_CHECKSUM)
     }
 
+    /// Returns whether the header is that of a UDP superframe.
+    pub(crate) fn is_udp_superframe(self) -> bool {
+        self.gso_type == GSO_UDP_L4
+    }
+
     /// Returns whether the header has the form of a UDP superframe, as the kernel demands it (`virtio_net_hdr_to_skb`
     /// in linux/virtio_net.h), and names a UDP header. `l4` is its offset, if a checksum is to be computed.
     fn is_udp(self, parsed: &Parsed, l4: Option<usize>) -> bool {

@@ -4,7 +4,7 @@
 use crate::drivers::sw_offload;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
-use wirepath_packet::{Packet, PtypeL3, PtypeL4};
+use wirepath_packet::{Packet, PtypeL3, PtypeL4, superframe};
 
 /// Parameters of TCP segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,16 @@ pub(crate) struct Tso {
 pub(crate) fn prepare(packet: &mut Packet, max_header: usize) -> Result<Tso, DropReason> {
     insert_tag(packet)?;
     plain(packet, max_header)
+}
+
+/// Returns whether a device with these limits takes a plain superframe whole. The limits are bytes of headers with a
+/// VLAN tag, and bytes of payload. Superframes in tunnels have other limits.
+pub(crate) fn fits(packet: &Packet, max_header: usize, max_payload: usize) -> bool {
+    let tag = if packet.vlan().is_some() { 4 } else { 0 };
+    superframe::parse(packet, None).is_some_and(|parsed| {
+        let header = parsed.outer().payload();
+        parsed.inner().is_some() || header + tag <= max_header && packet.len().saturating_sub(header) <= max_payload
+    })
 }
 
 /// Inserts a VLAN tag in the metadata, and corrects the lengths of the headers.

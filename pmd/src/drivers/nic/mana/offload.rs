@@ -7,11 +7,18 @@
 use wirepath_nic_defs::mana::TxOob;
 
 use super::wqe::{Lso, TxOffloads};
+use crate::drivers::nic::common::tso;
 use crate::drivers::sw_offload::{self, INNER_CHECKSUMS, OUTER_CHECKSUMS};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{HeaderLengths, Packet, PtypeL3, PtypeL4};
 
+/// Most header bytes of a TSO packet.
+const MAX_TSO_HEADER: usize = u8::MAX as usize;
+/// Most bytes of a TSO packet.
+pub(super) const MAX_TSO: usize = 1 << 16;
+/// Bits of the segment size in the out-of-band part.
+const MSS_BITS: u32 = 14;
 /// Largest offset of a transport header in the out-of-band part.
 const MAX_TRANSPORT_OFFSET: usize = (1 << 10) - 1;
 
@@ -72,6 +79,14 @@ fn kind(layers: HeaderLengths) -> Option<TxOob> {
     }
 }
 
+/// Returns whether the device segments a superframe, if it is plain TCP.
+pub(super) fn takes_superframe(packet: &Packet) -> bool {
+    packet.len() <= MAX_TSO
+        && packet.mss() < 1 << MSS_BITS
+        && !packet.flags().contains(Flags::VLAN.with(Flags::VLAN_SERVICE))
+        && tso::fits(packet, MAX_TSO_HEADER, MAX_TSO)
+}
+
 /// Prepares TCP segmentation, as the kernel's driver does: the IP length is zero, and the checksum field
 /// holds the sum of the pseudo-header without a length. The device adds the length of each segment.
 fn segmentation(packet: &mut Packet, layers: HeaderLengths) -> Result<TxOffloads, DropReason> {
@@ -83,8 +98,8 @@ fn segmentation(packet: &mut Packet, layers: HeaderLengths) -> Result<TxOffloads
     let sound = layers.outer_len == 0
         && layers.l4() == PtypeL4::Tcp
         && layers.l4_len >= 20
-        && (1..1 << 14).contains(&mss)
-        && header <= u8::MAX.into()
+        && (1..1 << MSS_BITS).contains(&mss)
+        && header <= MAX_TSO_HEADER
         && header < packet.len()
         && header <= packet.data().len()
         && !packet.flags().contains(Flags::VLAN.with(Flags::VLAN_SERVICE));

@@ -28,9 +28,6 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Batch, Packet, Pool};
 
-/// Longest TSO packet that the device accepts.
-const LONGEST_LSO: usize = 1 << 16;
-
 /// Memory of a send queue, as `manadv_init_obj` reports it.
 #[derive(Debug)]
 pub(super) struct TxQueueMemory {
@@ -158,7 +155,7 @@ impl TxRing {
         if len < ETHERNET_HEADER {
             return Err(DropReason::TooShort);
         }
-        if len > if offloads.segment.is_some() { LONGEST_LSO } else { limits.longest } {
+        if len > if offloads.segment.is_some() { offload::MAX_TSO } else { limits.longest } {
             return Err(DropReason::TooLong);
         }
         let (first, last) = match self.gather(packet, &offloads, limits.pool) {
@@ -324,5 +321,9 @@ impl tx_queue::TxRing for TxRing {
     fn ring_doorbell(&mut self) {
         let tail = tail(self.in_flight.next);
         self.doorbell.ring(SqDoorbell::default().with_id(self.number.into()).with_tail(tail.into()).0);
+    }
+
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        if offload::takes_superframe(packet) { None } else { Some(false) }
     }
 }

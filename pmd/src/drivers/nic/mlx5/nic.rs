@@ -144,16 +144,17 @@ fn probe_inline_header(opened: &OpenDevice) -> Result<bool> {
 impl Mlx5Nic {
     /// Lists the offloads of the device.
     pub(super) fn abilities(&self) -> String {
-        let mut words = vec!["VLAN", "segmentation", "RSS"];
-        if self.modes.checksums {
-            words.insert(0, "checksums");
-        }
-        if self.modes.send.tunnels != 0 {
-            words.push("checksums in tunnels");
-        }
-        if self.modes.send.tunnels != 0 || self.modes.send.sw_parser {
-            words.push("segmentation in tunnels");
-        }
+        let (checksums, send) = (self.modes.checksums, &self.modes.send);
+        let segments = send.max_tso > 0;
+        let words = [
+            ("checksums", checksums),
+            ("VLAN", true),
+            ("segmentation", segments),
+            ("RSS", true),
+            ("checksums in tunnels", send.tunnels != 0),
+            ("segmentation in tunnels", segments && (send.tunnels != 0 || send.sw_parser)),
+        ];
+        let words: Vec<_> = words.iter().filter(|(_, can)| *can).map(|(word, _)| *word).collect();
         words.join(", ")
     }
 

@@ -1,15 +1,21 @@
 //! Translation of a packet's offload requests for mlx5. The device finds headers itself and computes complete
 //! checksums, regardless of the content of the fields.
 //!
+//! The device computes one layer-4 checksum of a packet, the outer or the inner one (linux commit 6d6727dddc7f
+//! "net/mlx5e: Block offload of outer header csum for UDP tunnels"). Linux and DPDK request the inner one in tunnels,
+//! and never both (drivers/net/ethernet/mellanox/mlx5/core/en_tx.c, `mlx5e_txwqe_build_eseg_csum`;
+//! drivers/net/mlx5/mlx5_rxtx.c, `mlx5_set_cksum_table`). This driver does the same. It computes a requested outer
+//! checksum from the headers.
+//!
 //! The device segments TCP in tunnels too. It finds the inner headers of VXLAN and GRE itself, if its capabilities
 //! name them. For all other tunnels the descriptor has the offsets of the headers (software parser). Linux passes them
 //! for GENEVE (drivers/net/ethernet/mellanox/mlx5/core/en_accel/en_accel.h, `mlx5e_tx_tunnel_accel`). DPDK passes them
 //! for generic tunnels over UDP and IP (drivers/net/mlx5/mlx5_tx.h, `txq_mbuf_to_swp`).
 //!
 //! The device writes the lengths, identifications and header checksums of both IP headers, and the length of the outer
-//! UDP header. It computes one layer-4 checksum of a packet, here the inner one (linux commit 6d6727dddc7f). An outer
-//! UDP checksum stays as it is in each segment, and is right if all segments have the same length. Linux relies on that
-//! (its commit 64050cdad098, and Documentation/networking/segmentation-offloads.rst about partial segmentation).
+//! UDP header. An outer UDP checksum stays as it is in each segment, and is right if all segments have the same length.
+//! Linux relies on that (its commit 64050cdad098, and Documentation/networking/segmentation-offloads.rst about partial
+//! segmentation).
 
 use wirepath_nic_defs::mlx5::{
     ETH_L3_CSUM, ETH_L3_INNER_CSUM, ETH_L4_CSUM, ETH_L4_INNER_CSUM, SWP_INNER_IPV6, SWP_OUTER_IPV6, SWP_OUTER_UDP,
@@ -69,8 +75,9 @@ pub(super) fn tx_offloads(packet: &mut Packet, config: &TxConfig) -> Result<TxOf
     Ok(TxOffloads { checksums, tag, metadata, ..TxOffloads::default() })
 }
 
-/// Returns the flags of the requested checksums. `None` if the device would not find the headers.
-fn checksums(packet: &Packet, flags: Flags, tunnels: u32) -> Option<u8> {
+/// Returns the flags of the requested checksums that the device computes, and computes the others. `None` if the device
+/// would not find the headers.
+fn checksums(packet: &mut Packet, flags: Flags, tunnels: u32) -> Option<u8> {
     let layers = packet.header_lengths();
     let bit = |flag, bit: u8| if flags.contains(flag) { bit } else { 0 };
     if layers.outer_len == 0 {
@@ -83,12 +90,20 @@ fn checksums(packet: &Packet, flags: Flags, tunnels: u32) -> Option<u8> {
     if !looks_into(packet.data(), &layers, tunnels) || layers.l3() == PtypeL3::Other {
         return None;
     }
-    Some(
-        bit(Flags::TX_L3_CHECKSUM, ETH_L3_INNER_CSUM)
-            | bit(Flags::TX_L4_CHECKSUM, ETH_L4_INNER_CSUM)
-            | bit(Flags::TX_OUTER_L3_CHECKSUM, ETH_L3_CSUM)
-            | bit(Flags::TX_OUTER_L4_CHECKSUM, ETH_L4_CSUM),
-    )
+    let outer_l3 = bit(Flags::TX_OUTER_L3_CHECKSUM, ETH_L3_CSUM);
+    let inner = bit(Flags::TX_L3_CHECKSUM, ETH_L3_INNER_CSUM) | bit(Flags::TX_L4_CHECKSUM, ETH_L4_INNER_CSUM);
+    if !flags.contains(Flags::TX_OUTER_L4_CHECKSUM) {
+        return Some(outer_l3 | inner);
+    }
+    match inner {
+        0 => Some(outer_l3 | ETH_L4_CSUM),
+        // The outer checksum covers the inner one of IPv4. No source says that the device computes that one first.
+        ETH_L3_INNER_CSUM => None,
+        _ => {
+            sw_offload::fill_outer_udp(packet)?;
+            Some(outer_l3 | inner)
+        }
+    }
 }
 
 /// Returns true if the device parses the packet's tunnel and finds the inner headers.

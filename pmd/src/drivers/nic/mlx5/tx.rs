@@ -21,6 +21,7 @@ use crate::drivers::nic::common::ETHERNET_HEADER;
 use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
+use crate::drivers::nic::common::tso;
 use crate::drivers::nic::common::tx_queue::{self, TxInFlight, TxLimits};
 use crate::port::TunnelTso;
 use wirepath_packet::counters::QueueCounters;
@@ -353,6 +354,10 @@ impl tx_queue::TxRing for TxRing {
         // These hold the hardware queue.
         drop((ring, records, completions, registers));
         in_flight.take_newest(unsent)
+    }
+
+    fn segments(&self, packet: &Packet) -> Option<bool> {
+        if tso::fits(packet, MAX_TSO_HEADER, self.mode.max_tso) { None } else { Some(false) }
     }
 
     fn tunnel_tso(&self, packet: &Packet, longest: usize) -> TunnelTso {

@@ -37,6 +37,8 @@ pub(super) struct TxRing {
     pieces: Vec<Segment>,
     device: DeviceLimits,
     depth: u32,
+    /// Position in libmlx5's ring where the last call left a superframe.
+    left_at: Option<u32>,
     /// Last field, so that the owner of the hardware queue is dropped first.
     in_flight: TxInFlight,
 }
@@ -95,6 +97,7 @@ impl TxRing {
             pieces: Vec::with_capacity(device.segments),
             device,
             depth,
+            left_at: None,
             in_flight: TxInFlight::new(depth, depth, teardown),
         }
     }
@@ -153,11 +156,9 @@ impl DeviceLimits {
 
     /// Returns whether the device takes a superframe, if it is plain TCP.
     fn takes_superframe(&self, packet: &Packet) -> bool {
-        let Some(parsed) = superframe::parse(packet, None) else { return false };
         let tag = if packet.vlan().is_some() { 4 } else { 0 };
         // A copy has as few buffers as possible.
-        parsed.outer().payload() + tag <= MAX_TSO_HEADER
-            && packet.len() <= self.max_tso
+        tso::fits(packet, MAX_TSO_HEADER, self.max_tso)
             && buffers_for(packet.len() + tag) <= self.segments
             && self.ring_end.as_ref().is_none_or(|end| !end.is_last_block(end.position()))
     }
@@ -227,8 +228,9 @@ impl tx_queue::TxRing for TxRing {
     fn post(&mut self, batch: &mut Batch, limits: &TxLimits<'_>) -> (usize, u64, Result<(), DropReason>) {
         let start = self.in_flight.next;
         let max_packets = self.in_flight.room().min(batch.len()).min((self.depth - self.in_flight.used()) as usize);
-        let Self { pair, requests, pieces, device, .. } = self;
+        let Self { pair, requests, pieces, device, left_at, .. } = self;
         requests.clear();
+        let last_left_at = left_at.take();
         let mut position = device.ring_end.as_ref().map_or(0, RingEnd::position);
         let mut result = Ok(());
         for (n, packet) in batch.as_mut_slice()[..max_packets].iter_mut().enumerate() {
@@ -242,9 +244,11 @@ impl tx_queue::TxRing for TxRing {
             };
             if let Some(end) = &device.ring_end {
                 if offload.header().is_some() && end.is_last_block(position) {
-                    // With other packets before it, it stays for the next call. Software GSO cuts it then.
-                    if requests.is_empty() {
+                    // It stays for the next call, and software GSO cuts it before. Without GSO it would stay for ever.
+                    if requests.is_empty() && last_left_at == Some(position) {
                         result = Err(DropReason::TxError);
+                    } else {
+                        *left_at = Some(position);
                     }
                     break;
                 }
