@@ -25,7 +25,8 @@
 //! # Structure
 //! A table is a tree of blocks, each of which resolves six bits of the address (`tree.rs`). A block holds its runs of
 //! equal entries only, so most blocks fill one cache line or half of one. The memory of a table therefore grows with
-//! its routes. A *direct table* replaces the first 12 or 18 bits of the tree for readers when there are many routes.
+//! its routes. A *direct table* replaces the first 12, 18 or 24 bits of the tree for readers when there are many
+//! routes.
 //!
 //! # Why concurrent reads are consistent
 //! A change makes new blocks and publishes each with one store, or stores single entries in place. The longest match of
@@ -60,8 +61,13 @@ pub const MAX_VALUE: u32 = (1 << 31) - 2;
 /// Number of VRFs.
 const VRFS: usize = if cfg!(loom) { 4 } else { 1 << 16 };
 
-/// Number of bits of the direct tables, and the number of routes from which on a table has it.
-const DIRECT_BITS: [(u32, usize); 3] = [(0, 0), (12, 128), (18, 16_384)];
+/// Number of bits of the direct tables, and the number of routes from which on a table has it. They then take 128, 128
+/// and 256 bytes for each route. The last one is the first table of DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups
+/// in hardware at memory access speeds", 1998): one access to 64 MiB answers nearly all lookups of IPv4.
+const DIRECT_BITS: [(u32, usize); 4] = [(0, 0), (12, 128), (18, 8192), (24, WIDEST_FROM)];
+
+/// Number of routes from which on a table has a direct table of 24 bits.
+const WIDEST_FROM: usize = if cfg!(test) { 10_000 } else { 1 << 18 };
 
 /// Limits of the routing tables.
 #[derive(Clone, Copy, Debug)]
@@ -243,7 +249,8 @@ impl RouteView<'_> {
     pub fn lookup4_vrfs(&self, vrfs: &[u16], addresses: &[u32], values: &mut [u32]) {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
-        self.lookup_batch(|i| self.direct::<u64>(vrfs[i]), |i| u64::from(addresses[i]) << 32, count, values);
+        let directs = self.directs::<u64>(vrfs);
+        self.lookup_batch(|i| directs[i % BATCH], |i| u64::from(addresses[i]) << 32, count, values);
     }
 
     /// Stores the result of [`Self::lookup6`] for each pair of VRF and address.
@@ -254,13 +261,22 @@ impl RouteView<'_> {
     pub fn lookup6_vrfs(&self, vrfs: &[u16], addresses: &[u128], values: &mut [u32]) {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
-        self.lookup_batch(|i| self.direct::<u128>(vrfs[i]), |i| addresses[i], count, values);
+        let directs = self.directs::<u128>(vrfs);
+        self.lookup_batch(|i| directs[i % BATCH], |i| addresses[i], count, values);
     }
 
     #[inline(always)]
     fn direct<A: Address>(&self, vrf: u16) -> Direct {
         let direct = self.tables.direct(vrf, A::FAMILY).load(Ordering::Acquire);
         Direct { base: (direct >> 32) as u32, bits: direct as u32 & 31 }
+    }
+
+    /// Returns the direct tables of VRFs. Each is read once, because the writer may replace it meanwhile.
+    #[inline(always)]
+    fn directs<A: Address>(&self, vrfs: &[u16]) -> [Direct; BATCH] {
+        let mut directs = [Direct::default(); BATCH];
+        directs.iter_mut().zip(vrfs).for_each(|(direct, vrf)| *direct = self.direct::<A>(*vrf));
+        directs
     }
 
     /// Returns the entry of a cell that the writer published.
@@ -305,18 +321,25 @@ impl RouteView<'_> {
         values: &mut [u32],
     ) {
         assert!(count <= BATCH && values.len() == count, "a batch of addresses and one value for each");
-        let (mut index, mut rest, mut entries) = ([0; BATCH], [A::default(); BATCH], [NONE; BATCH]);
-        for i in 0..count {
-            let (direct, address) = (direct(i), address(i));
-            index[i] = direct.base as usize * UNIT_CELLS + address.index(direct.bits);
-            rest[i] = address.skip(direct.bits);
-            self.tables.cells.prefetch(index[i]);
-        }
+        let cell = |i: usize| {
+            let direct = direct(i);
+            direct.base as usize * UNIT_CELLS + address(i).index(direct.bits)
+        };
+        (0..count).for_each(|i| self.tables.cells.prefetch(cell(i)));
         // Addresses that are not resolved yet.
-        let (mut open, mut left) = ([0u8; BATCH], 0);
-        for (i, &at) in index[..count].iter().enumerate() {
-            let entry = self.cell(at);
+        let (mut entries, mut open, mut left) = ([NONE; BATCH], [0u8; BATCH], 0);
+        for (i, value) in values.iter_mut().enumerate() {
+            let entry = self.cell(cell(i));
+            *value = decode(entry);
             left = self.keep_open(i, entry, &mut entries, &mut open, left);
+        }
+        if left == 0 {
+            return;
+        }
+        let mut rest = [A::default(); BATCH];
+        for at in &open[..left] {
+            let i = usize::from(*at) % BATCH;
+            rest[i] = address(i).skip(direct(i).bits);
         }
         while left > 0 {
             let now = std::mem::take(&mut left);
@@ -324,11 +347,9 @@ impl RouteView<'_> {
                 let i = usize::from(open[at]) % BATCH;
                 let entry = self.entry(block_of(entries[i]), rest[i].position());
                 rest[i] = rest[i].skip(STRIDE);
+                values[i] = decode(entry);
                 left = self.keep_open(i, entry, &mut entries, &mut open, left);
             }
-        }
-        for (value, entry) in values.iter_mut().zip(entries) {
-            *value = decode(entry);
         }
     }
 
@@ -421,7 +442,9 @@ impl RouteWriter {
         // A table keeps its direct table until it has much fewer routes.
         let bits = |routes: usize| DIRECT_BITS.iter().rev().find(|(_, from)| routes >= *from).map_or(0, |it| it.0);
         let wanted = bits(tree.routes).max(tree.direct.bits.min(bits(tree.routes * 4)));
-        if wanted != tree.direct.bits {
+        let in_use = self.forest.block_memory.bytes() + self.forest.record_memory.bytes();
+        let has_room = in_use + (size_of::<u32>() << wanted) <= self.limits.bytes;
+        if wanted < tree.direct.bits || (wanted > tree.direct.bits && has_room) {
             let before = tree.direct;
             tree.direct = self.forest.new_direct(tree, wanted);
             publish(&self.tables, vrf, family, tree.direct);

@@ -242,7 +242,7 @@ fn insertions_stop_at_the_memory_limit() {
         }
     };
     assert!(matches!(refused, RouteError::Full { bytes } if bytes >= 1 << 20), "{refused}");
-    assert!(inserted > 10_000, "{inserted} routes");
+    assert!(inserted > 10_000, "{inserted} routes, and no direct table that exceeds the limit");
     assert!(writer.remove(1, prefix("0.0.0.0/24")).is_some());
 }
 

@@ -120,6 +120,7 @@ impl View<'_> {
             self.encapsulate_sorted(state, context, batch);
         } else {
             match local.untagged() {
+                Some(index) if self.route_frames(state, context, batch, index) => {}
                 Some(index) => self.encapsulate_from::<false>(state, context, batch, index),
                 None => context.drop_batch(batch, DropReason::NoSegment),
             }
@@ -352,7 +353,7 @@ impl View<'_> {
     /// Processes one frame on the slow path.
     #[cold]
     #[inline(never)]
-    fn encapsulate_one(
+    pub(super) fn encapsulate_one(
         &self,
         state: &mut StageState,
         context: &mut Context<'_>,

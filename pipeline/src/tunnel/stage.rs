@@ -330,7 +330,7 @@ impl Flow {
     /// Computes the flow of a frame that is not plain; see [`wirepath_wire::tuple::entropy`].
     #[cold]
     #[inline(never)]
-    fn from_parsed(frame: &[u8], len: usize, parser: &Parser) -> Self {
+    pub(super) fn from_parsed(frame: &[u8], len: usize, parser: &Parser) -> Self {
         // A frame with invalid headers is still forwarded, as a bridge does. Its entropy comes from its
         // Ethernet addresses.
         let layers = parser.parse_stack(frame, 0, len).unwrap_or_default();

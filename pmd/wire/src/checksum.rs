@@ -130,6 +130,13 @@ pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     !(((x & 0xffff) + (x >> 16)) as u16)
 }
 
+/// Returns the checksum of an IPv4 header after its TTL has decreased by 1. The TTL is the upper half of its word, so
+/// ~m + m' of RFC 1624 equation 3 is 0xfeff for all TTLs but 0.
+#[inline(always)]
+pub const fn after_ttl_decrement(checksum: u16) -> u16 {
+    checksum.wrapping_add(0x100).wrapping_add((checksum >= 0xfeff) as u16)
+}
+
 /// Returns the sum of the IPv4 pseudo header (RFC 768, RFC 9293 section 3.1). `len` is the length of layer-4
 /// header and payload.
 #[inline]
@@ -328,6 +335,15 @@ fn fill6(transport: Transport, src: Ipv6Addr, dst: Ipv6Addr, segment: &mut [u8])
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_ttl_decrement_changes_the_checksum_as_rfc_1624_says() {
+        for word in [0x0106, 0x4011, 0xff06, 0x80ff, 0x0100] {
+            for before in 0..=u16::MAX {
+                assert_eq!(after_ttl_decrement(before), update(before, word, word - 0x100), "{before:#x}");
+            }
+        }
+    }
 
     /// RFC 1071 section 4.1, word by word.
     fn naive(data: &[u8]) -> u16 {

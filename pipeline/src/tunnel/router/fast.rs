@@ -1,7 +1,8 @@
 //! Fast path of routing: the plain packets of a batch, all at a time.
 //!
-//! The bridge marks the frames of a batch whose destination is a router. This module takes the plain ones of them
-//! through these passes, each over all packets, so that cache misses overlap:
+//! The bridge marks the frames of a batch whose destination is a router. If a local port received only such frames,
+//! they do not pass the bridge at all ([`View::route_frames`]). This module takes the plain ones of them through these
+//! passes, each over all packets, so that cache misses overlap:
 //!
 //! 1. Headers: an IPv4 packet without options or an IPv6 packet without extensions, both whole, valid and unicast.
 //! 2. Routes to the destinations, once for consecutive packets to the same one, and to sources if they are checked
@@ -15,9 +16,9 @@
 use std::net::IpAddr;
 
 use wirepath_packet::offload::ChecksumStatus;
-use wirepath_packet::{BATCH, Packet};
+use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::build::OuterHeaders;
-use wirepath_wire::{IpProtocol, MacAddr, checksum, icmpv6, ipv6};
+use wirepath_wire::{EtherType, IpProtocol, MacAddr, Parser, checksum, icmpv6, ipv6};
 
 use super::config::SourceCheck;
 use super::forward::{HEADERS, source_is_valid};
@@ -25,7 +26,7 @@ use super::tables::{Hop, Interface};
 use crate::Context;
 use crate::route::RouteView;
 use crate::table::{Key, NO_DESTINATION};
-use crate::tunnel::encap::{be64, encapsulate, encapsulate_in_nic, quick_flow};
+use crate::tunnel::encap::{SLOW_FLAGS, be64, encapsulate, encapsulate_in_nic, quick_flow};
 use crate::tunnel::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use crate::tunnel::stage::{Flow, Scratch, StageState, View, adapt_to_attachment};
 use crate::tunnel::tables::{Attachment, Destination, NextHop, Remote, Remotes};
@@ -43,17 +44,24 @@ pub(in crate::tunnel) struct RouteScratch {
     targets: Targets,
 }
 
-/// Plain packets of one segment and IP version.
+/// Plain packets of one segment and IP version. [`PlainCount`] says how many entries are in use.
 #[derive(Debug)]
 struct Plain<A> {
-    count: usize,
-    /// Position of each packet in its batch, and its target.
+    /// Position of each packet in its batch.
     at: [u8; BATCH],
-    target: [u8; BATCH],
     sources: [A; BATCH],
-    /// Number of targets, which are consecutive packets to the same destination, and their destinations.
-    targets: usize,
+    /// Targets, which are consecutive packets to the same destination: the destination and the first packet of each.
     destinations: [A; BATCH],
+    firsts: [u8; BATCH],
+}
+
+/// Number of plain packets of one IP version. The loops over headers keep it in registers.
+#[derive(Clone, Copy, Default)]
+struct PlainCount<A> {
+    packets: usize,
+    targets: usize,
+    /// Destination of the last packet. The first one differs from the default, which is no unicast address.
+    destination: A,
 }
 
 /// Effects of the routes to targets.
@@ -81,28 +89,53 @@ impl Default for RouteScratch {
     }
 }
 
+impl RouteScratch {
+    /// Notes the plain packets among those that `marked` marks. The frames begin `AT` bytes behind the packet's start.
+    #[inline(never)]
+    fn note<const AT: usize>(
+        &mut self,
+        packets: &[Packet],
+        marked: u64,
+        mut v4: PlainCount<u32>,
+    ) -> (PlainCount<u32>, PlainCount<u128>) {
+        let (mut v6, mut rest) = (PlainCount::default(), marked);
+        while rest != 0 {
+            let i = rest.trailing_zeros() as usize % BATCH;
+            rest &= rest - 1;
+            let Some(packet) = packets.get(i) else { continue };
+            let Some(frame) = packet.data().get(AT..) else { continue };
+            let len = packet.len() - AT;
+            // The slow path first moves so many bytes of a longer packet to its first buffer.
+            if frame.len() != len && frame.len() < HEADERS {
+                continue;
+            }
+            if let Some(pair) = frame.first_chunk().and_then(|h| plain4(h, frame, len)) {
+                self.v4.push(&mut v4, i, pair);
+            } else if let Some(pair) = plain6(frame, len) {
+                self.v6.push(&mut v6, i, pair);
+            }
+        }
+        (v4, v6)
+    }
+}
+
 impl<A: Address> Plain<A> {
     fn new() -> Self {
-        Self {
-            count: 0,
-            at: [0; BATCH],
-            target: [0; BATCH],
-            sources: [A::default(); BATCH],
-            targets: 0,
-            destinations: [A::default(); BATCH],
-        }
+        Self { at: [0; BATCH], sources: [A::default(); BATCH], destinations: [A::default(); BATCH], firsts: [0; BATCH] }
     }
 
     /// Adds a packet. There is room for a batch.
     #[inline(always)]
-    fn push(&mut self, at: usize, (source, destination): (A, A)) {
-        let (n, last) = (self.count % BATCH, self.targets.wrapping_sub(1));
-        if self.targets == 0 || self.destinations[last % BATCH] != destination {
-            self.destinations[self.targets % BATCH] = destination;
-            self.targets += 1;
+    fn push(&mut self, counts: &mut PlainCount<A>, at: usize, (source, destination): (A, A)) {
+        let n = counts.packets % BATCH;
+        if counts.destination != destination {
+            counts.destination = destination;
+            self.destinations[counts.targets % BATCH] = destination;
+            self.firsts[counts.targets % BATCH] = n as u8;
+            counts.targets += 1;
         }
-        (self.at[n], self.target[n], self.sources[n]) = (at as u8, (self.targets - 1) as u8, source);
-        self.count = n + 1;
+        (self.at[n], self.sources[n]) = (at as u8, source);
+        counts.packets += 1;
     }
 }
 
@@ -116,9 +149,10 @@ trait Address: Copy + Default + PartialEq {
     /// Looks up the routes of all addresses.
     fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]);
 
-    /// Writes the Ethernet addresses, and decrements the TTL of a plain packet. Returns the length of the frame without
-    /// what follows the packet. Does nothing and returns `None` if that is more than `max_len`.
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize>;
+    /// Writes the Ethernet addresses as in [`Leg::addresses`], and decrements the TTL of a plain packet. Returns the
+    /// length of the frame without what follows the packet. Does nothing and returns `None` if that is more than
+    /// `max_len`.
+    fn rewrite(frame: &mut [u8], addresses: (u64, u32), max_len: usize) -> Option<usize>;
 }
 
 impl Address for u32 {
@@ -133,21 +167,26 @@ impl Address for u32 {
 
     #[inline(always)]
     fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]) {
-        routes.lookup4_batch(vrf, addresses, values);
+        match (addresses, &mut *values) {
+            ([address], [value]) => *value = routes.lookup4(vrf, *address),
+            _ => routes.lookup4_batch(vrf, addresses, values),
+        }
     }
 
     #[inline(always)]
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize> {
+    fn rewrite(frame: &mut [u8], addresses: (u64, u32), max_len: usize) -> Option<usize> {
         let h = frame.first_chunk_mut::<HEADERS4>()?;
         let len = ETHERNET_LEN + usize::from(u16::from_be_bytes([h[16], h[17]]));
         if len > max_len {
             return None;
         }
-        h[..12].copy_from_slice(addresses);
-        let old = u16::from_be_bytes([h[22], h[23]]);
-        let sum = checksum::update(u16::from_be_bytes([h[24], h[25]]), old, old.wrapping_sub(0x100));
-        h[22] = h[22].wrapping_sub(1);
-        h[24..26].copy_from_slice(&sum.to_be_bytes());
+        h[..8].copy_from_slice(&addresses.0.to_ne_bytes());
+        h[8..12].copy_from_slice(&addresses.1.to_ne_bytes());
+        // TTL, protocol and checksum are one word. The TTL is at least 2.
+        let word = u32::from_be_bytes([h[22], h[23], h[24], h[25]]);
+        let sum = checksum::after_ttl_decrement(word as u16);
+        let word = (word & 0xffff_0000).wrapping_sub(1 << 24) | u32::from(sum);
+        h[22..26].copy_from_slice(&word.to_be_bytes());
         Some(len)
     }
 }
@@ -164,17 +203,21 @@ impl Address for u128 {
 
     #[inline(always)]
     fn lookup(routes: &RouteView<'_>, vrf: u16, addresses: &[Self], values: &mut [u32]) {
-        routes.lookup6_batch(vrf, addresses, values);
+        match (addresses, &mut *values) {
+            ([address], [value]) => *value = routes.lookup6(vrf, *address),
+            _ => routes.lookup6_batch(vrf, addresses, values),
+        }
     }
 
     #[inline(always)]
-    fn rewrite(frame: &mut [u8], addresses: &[u8; 12], max_len: usize) -> Option<usize> {
+    fn rewrite(frame: &mut [u8], addresses: (u64, u32), max_len: usize) -> Option<usize> {
         let h = frame.first_chunk_mut::<HEADERS6>()?;
         let len = ETHERNET_LEN + ipv6::HEADER_LEN + usize::from(u16::from_be_bytes([h[18], h[19]]));
         if len > max_len {
             return None;
         }
-        h[..12].copy_from_slice(addresses);
+        h[..8].copy_from_slice(&addresses.0.to_ne_bytes());
+        h[8..12].copy_from_slice(&addresses.1.to_ne_bytes());
         h[21] = h[21].wrapping_sub(1);
         Some(len)
     }
@@ -211,23 +254,18 @@ pub(super) const UNICAST: [bool; 256] = {
     unicast
 };
 
-/// Returns source and destination of a plain IPv4 packet in a frame of `len` bytes. `None`: the packet may be valid,
-/// but it is not plain.
+/// Returns source and destination of a plain IPv4 packet in a frame of `len` bytes, which begins with `h`. `None`: the
+/// packet may be valid, but it is not plain.
 #[inline(always)]
-fn plain4(frame: &[u8], len: usize) -> Option<(u32, u32)> {
-    let h = frame.first_chunk::<HEADERS4>()?;
+fn plain4(h: &[u8; HEADERS4], frame: &[u8], len: usize) -> Option<(u32, u32)> {
     let (version, fragment, addresses) = (be64(h, 12), be64(h, 20), be64(h, 26));
     // Each term is zero if its field has the expected value: version 4, five words of header, no fragment.
     let mut wrong = (version >> 40) ^ 0x08_0045;
-    wrong |= fragment >> 48 & 0x3fff;
-    // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
-    let low = 0xffff_ffff;
-    let (first, second) = (be64(h, 14), be64(h, 22));
-    let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (addresses & low);
-    let sum = (sum >> 32) + (sum & low);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    wrong |= ((sum >> 16) + (sum & 0xffff)) ^ 0xffff;
+    wrong |= fragment & 0x3fff << 48;
+    // A ones' complement sum of 16-bit words is one modulo 2^16 - 1 of the words in any grouping (RFC 1071 section 2).
+    // A valid header has the sum 0; that of its words is not zero, because it has a version.
+    let sum = (version << 16 >> 16) + (fragment >> 32) + (fragment & 0xffff_ffff) + (addresses << 16 >> 16);
+    wrong |= u64::from(!sum.is_multiple_of(0xffff));
     let (total, ttl) = ((version >> 16 & 0xffff) as usize, fragment >> 40 & 0xff);
     let (source, destination) = ((addresses >> 32) as u32, addresses as u32);
     let is_unicast = UNICAST[(source >> 24) as usize] & UNICAST[(destination >> 24) as usize];
@@ -268,8 +306,8 @@ fn plain6(frame: &[u8], len: usize) -> Option<(u128, u128)> {
 /// Way to a next hop.
 struct Leg<'v> {
     segment: u16,
-    /// Ethernet destination and source.
-    addresses: [u8; 12],
+    /// Ethernet destination and source, in the byte order of the packet: the first eight bytes and the last four.
+    addresses: (u64, u32),
     /// Length of the longest frame.
     max_frame: usize,
     /// Bytes that the exit may add in front of the frame.
@@ -282,18 +320,43 @@ enum Exit<'v> {
     Remote(&'v Remote, &'v OuterHeaders),
 }
 
-/// Number of packets, and their bytes.
+/// Packets that have been routed.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct Sent {
+    /// Their marks in the batch.
+    done: u64,
     packets: usize,
+    /// Bytes of their frames.
     bytes: usize,
+    /// Bytes of their frames as they were received, with what followed the packets.
+    received: usize,
 }
 
-impl Sum {
+impl Sent {
+    fn add(&mut self, other: Self) {
+        self.done |= other.done;
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.received += other.received;
+    }
+
+    /// Rewrites the headers of a packet. Returns the length of its frame, or `None` if it is too long.
     #[inline(always)]
-    fn add(&mut self, bytes: usize) {
+    fn rewrite<A: Address, const AT: usize>(&mut self, packet: &mut Packet, at: u8, leg: &Leg<'_>) -> Option<usize> {
+        let len = A::rewrite(packet.data_mut().get_mut(AT..)?, leg.addresses, leg.max_frame)?;
+        // From here on the packet is routed.
+        self.done |= 1 << (at % 64);
+        if AT > 0 {
+            self.received += packet.len() - AT;
+            let _ = packet.trim_front(AT);
+            packet.set_checksum_status(ChecksumStatus::NONE);
+        }
+        if len < packet.len() {
+            let _ = packet.truncate(len);
+        }
         self.packets += 1;
-        self.bytes += bytes;
+        self.bytes += len;
+        Some(len)
     }
 }
 
@@ -341,39 +404,158 @@ impl<'v> View<'v> {
             // Nearly all batches have packets of one segment only.
             let Scratch { keys, router, .. } = &mut *state.scratch;
             let segment = keys[left.trailing_zeros() as usize % BATCH].segment();
-            let RouteScratch { v4, v6, .. } = router;
-            (v4.count, v4.targets, v6.count, v6.targets) = (0, 0, 0, 0);
             let (mut rest, mut others) = (left, 0);
             while rest != 0 {
                 let i = rest.trailing_zeros() as usize % BATCH;
                 rest &= rest - 1;
-                if keys[i].segment() != segment {
-                    others |= 1 << i;
-                    continue;
-                }
-                let Some(packet) = packets.get(i) else { continue };
-                let Some(frame) = packet.data().get(AT..) else { continue };
-                let len = packet.len() - AT;
-                // The slow path first moves so many bytes of a longer packet to its first buffer.
-                if frame.len() != len && frame.len() < HEADERS {
-                    continue;
-                }
-                if let Some(pair) = plain4(frame, len) {
-                    v4.push(i, pair);
-                } else if let Some(pair) = plain6(frame, len) {
-                    v6.push(i, pair);
-                }
+                others |= u64::from(keys[i].segment() != segment) << i;
             }
+            let counts = router.note::<AT>(packets, left & !others, PlainCount::default());
             left = others;
             let Some(interface) = self.interface(segment).filter(|interface| interface.filter.is_none()) else {
                 continue;
             };
-            if v4.count > 0 {
-                done |= self.route_plain::<u32, AT>(state, context, remotes, packets, (segment, interface));
+            done |= self.route_both::<AT>(state, context, remotes, packets, (segment, interface), counts);
+        }
+        done
+    }
+
+    /// Routes a batch that a local port received untagged, if all of its frames are for the router of the segment. They
+    /// then skip the bridge. Returns false, and does nothing, if there is another frame, or one that the bridge may
+    /// treat in a special way.
+    #[inline(always)]
+    pub(in crate::tunnel) fn route_frames(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        batch: &mut Batch,
+        from: u32,
+    ) -> bool {
+        let Some(segment) = self.layout.attachments.get(from as usize).map(|attachment| attachment.segment) else {
+            return false;
+        };
+        let Some(interface) = self.interface(segment) else { return false };
+        let first = batch.as_slice().first().and_then(|packet| packet.data().first_chunk());
+        first == Some(&interface.mac.0) && self.route_all(state, context, batch, from, (segment, interface))
+    }
+
+    #[inline(never)]
+    fn route_all(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        batch: &mut Batch,
+        from: u32,
+        (segment, interface): (u16, &Interface),
+    ) -> bool {
+        if context.is_watched() || self.layout.inspects || self.layout.clamps_mss || interface.filter.is_some() {
+            return false;
+        }
+        let (fdb, remotes) = (self.fdb.table(context.guard()), self.remotes.read(context.guard()));
+        let (mac, second) = (Key::new(segment, interface.mac), context.seconds());
+        if fdb.lookup(mac) != Destination::Router.pack() {
+            return false;
+        }
+        state.source.renew(self.fdb.generation(), second);
+        let (mut known, place) = state.source.in_ipv4_frames();
+        let mut last = state.source.key;
+        if place != from {
+            // No IPv4 frame has this EtherType, and no source this address.
+            (known, last) = (u64::MAX, Key::from_u64(u64::MAX));
+        }
+        let Scratch { sources, router, .. } = &mut *state.scratch;
+        let (mut new_sources, mut bytes, mut others) = (0, 0, 0u64);
+        let (mut v4, destination) = (PlainCount::default(), mac.to_u64() << 16);
+        for (i, packet) in batch.as_slice().iter().enumerate() {
+            let (frame, len) = (packet.data(), packet.len());
+            let Some(h) = frame.first_chunk::<HEADERS4>() else { return false };
+            let tail = be64(h, 6);
+            if be64(h, 0) >> 16 << 16 != destination || packet.flags().intersects(SLOW_FLAGS) {
+                return false;
             }
-            if state.scratch.router.v6.count > 0 {
-                done |= self.route_plain::<u128, AT>(state, context, remotes, packets, (segment, interface));
+            bytes += len;
+            if tail != known {
+                let (source, ethertype) =
+                    (Key::from_u64(u64::from(segment) << 48 | tail >> 16), EtherType(tail as u16));
+                if ethertype.is_vlan() {
+                    return false;
+                }
+                if source != last {
+                    if !source.is_unicast() {
+                        continue;
+                    }
+                    last = source;
+                    sources[new_sources % BATCH] = source;
+                    new_sources += 1;
+                }
+                if ethertype != EtherType::IPV4 {
+                    others |= 1 << i;
+                    continue;
+                }
+                known = tail;
             }
+            match plain4(h, frame, len) {
+                Some(pair) if frame.len() == len => router.v4.push(&mut v4, i, pair),
+                _ => others |= 1 << i,
+            }
+        }
+        let counts =
+            if others == 0 { (v4, PlainCount::default()) } else { router.note::<0>(batch.as_slice(), others, v4) };
+        let here = |_| Destination::Attachment(from);
+        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if let Some(c) = self.layout.counters(segment, state.worker) {
+            c.local_rx.add(batch.len(), bytes);
+        }
+        let packets = batch.as_mut_slice();
+        let all = u64::MAX >> (BATCH - packets.len().clamp(1, BATCH));
+        let done = self.route_both::<0>(state, context, remotes, packets, (segment, interface), counts);
+        if done != all {
+            self.route_others(state, context, remotes, batch, from, done);
+        }
+        true
+    }
+
+    /// Processes the frames of a local port one by one, except those that `done` marks.
+    #[cold]
+    fn route_others(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        batch: &mut Batch,
+        from: u32,
+        done: u64,
+    ) {
+        let mut i = 0;
+        batch.filter_map(|packet| {
+            if done >> i & 1 != 0 {
+                // Packets stay in order with those of their flows on the slow path.
+                context.send_by_out_port(packet);
+            } else {
+                self.encapsulate_one(state, context, remotes, packet, from);
+            }
+            i += 1;
+            None
+        });
+    }
+
+    /// Routes the plain packets of one segment that the scratch space has. Returns their marks.
+    #[inline(always)]
+    fn route_both<const AT: usize>(
+        &self,
+        state: &mut StageState,
+        context: &Context<'_>,
+        remotes: &Remotes,
+        packets: &mut [Packet],
+        from: (u16, &Interface),
+        (v4, v6): (PlainCount<u32>, PlainCount<u128>),
+    ) -> u64 {
+        let mut done = 0;
+        if v4.packets > 0 {
+            done |= self.route_plain::<u32, AT>(state, context, remotes, packets, from, v4);
+        }
+        if v6.packets > 0 {
+            done |= self.route_plain::<u128, AT>(state, context, remotes, packets, from, v6);
         }
         done
     }
@@ -387,21 +569,23 @@ impl<'v> View<'v> {
         remotes: &Remotes,
         packets: &mut [Packet],
         (segment, interface): (u16, &Interface),
+        counts: PlainCount<A>,
     ) -> u64 {
         let guard = context.guard();
         let (routes, hops, fdb) = (self.routes.view(guard), self.hops.read(guard), self.fdb.table(guard));
         let StageState { worker, parser, scratch, .. } = state;
         let (plain, targets) = A::arrays(&mut scratch.router);
-        let (count, n) = (plain.count.min(BATCH), plain.targets.min(BATCH));
+        let (count, n) = (counts.packets.min(BATCH), counts.targets.min(BATCH));
 
         // Next hops of all targets.
         A::lookup(&routes, interface.vrf, &plain.destinations[..n], &mut targets.values[..n]);
-        let mut next_hops = 0;
-        for j in 0..n {
-            targets.next_hop[j] = match hops.get(targets.values[j]) {
+        let (mut next_hops, mut last_key) = (0, None);
+        for (value, next_hop) in targets.values[..n].iter().zip(&mut targets.next_hop) {
+            *next_hop = match hops.get(*value) {
                 Some(Hop::Neighbour(segment, mac)) => {
                     let key = Key::new(segment, mac);
-                    if next_hops == 0 || targets.keys[(next_hops - 1) % BATCH] != key {
+                    if last_key != Some(key) {
+                        last_key = Some(key);
                         targets.keys[next_hops % BATCH] = key;
                         next_hops += 1;
                     }
@@ -413,102 +597,126 @@ impl<'v> View<'v> {
         }
         fdb.lookup_batch(&targets.keys[..next_hops], &mut targets.places[..next_hops]);
 
-        let (layout, worker) = (self.layout, *worker);
-        let flow_of =
-            |packet: &Packet| Flow::from_frame(packet.data().get(AT..).unwrap_or_default(), packet.len() - AT, parser);
+        let worker = *worker;
+        let flow_of = |packet: &Packet| {
+            let (frame, len) = (packet.data().get(AT..).unwrap_or_default(), packet.len() - AT);
+            quick_flow(frame).unwrap_or_else(|| Flow::from_parsed(frame, len, parser))
+        };
+        let entropy = |packets: &[Packet], at: u8| packets.get(usize::from(at)).map_or(0, |it| flow_of(it).entropy);
         let mut valid = u64::MAX;
         if interface.source_check != SourceCheck::Off {
-            let entropy = |at: u8| packets.get(usize::from(at)).map_or(0, |packet| flow_of(packet).entropy);
-            valid = self.check_sources(context, plain, (segment, interface), entropy);
+            valid = self.check_sources(context, plain, count, (segment, interface), |at| entropy(packets, at));
         }
-        let count_sent = |leg: &Leg<'_>, sum: Sum| {
-            if let Some(c) = layout.counters(leg.segment, worker)
-                && sum.packets > 0
-            {
-                c.routed_out.add(sum.packets, sum.bytes);
-                match leg.exit {
-                    Exit::Attachment(_) => c.local_tx.add(sum.packets, sum.bytes),
-                    Exit::Remote(..) => layout.count_overlay_tx(leg.segment, worker, sum.packets, sum.bytes),
-                }
-            }
-        };
-        let (mut received, mut taken, mut sent) = (Sum::default(), Sum::default(), Sum::default());
-        let (mut done, mut last, mut leg): (u64, u8, Option<Leg<'_>>) = (0, SLOW, None);
-        for j in 0..count {
-            let (i, target) = (usize::from(plain.at[j]), usize::from(plain.target[j]) % BATCH);
-            let Some(packet) = packets.get_mut(i) else { continue };
-            let next_hop = targets.next_hop[target];
-            if next_hop != last || next_hop == BY_FLOW {
-                if let Some(leg) = &leg {
-                    count_sent(leg, std::mem::take(&mut sent));
-                }
-                last = next_hop;
-                leg = match next_hop {
-                    SLOW => None,
-                    BY_FLOW => {
-                        let (address, entropy) = (plain.destinations[target].ip(), flow_of(packet).entropy);
-                        match self.find_route(context, interface.vrf, address, entropy) {
-                            Some(Hop::Neighbour(segment, mac)) => {
-                                let key = Key::new(segment, mac);
-                                self.leg(remotes, key, fdb.lookup(key))
-                            }
-                            _ => None,
+        let mut all = Sent::default();
+        let mut from = 0;
+        while from < n {
+            // Targets in a row often have one next hop.
+            let next_hop = targets.next_hop[from];
+            let same = targets.next_hop[from..n].iter().take_while(|it| **it == next_hop && next_hop != BY_FLOW);
+            let end = from + same.count().max(1);
+            let first = usize::from(plain.firsts[from]);
+            let last = if end < n { usize::from(plain.firsts[end]) } else { count };
+            match next_hop {
+                SLOW => {}
+                BY_FLOW => {
+                    for j in first..last {
+                        let at = plain.at[j % BATCH];
+                        let (address, entropy) = (plain.destinations[from].ip(), entropy(packets, at));
+                        if let Some(Hop::Neighbour(segment, mac)) =
+                            self.find_route(context, interface.vrf, address, entropy)
+                            && let key = Key::new(segment, mac)
+                            && let Some(leg) = self.leg(remotes, key, fdb.lookup(key))
+                        {
+                            all.add(self.send_run::<A, AT>(worker, parser, packets, &[at], valid >> j, &leg));
                         }
                     }
-                    at => {
-                        let at = usize::from(at) % BATCH;
-                        self.leg(remotes, targets.keys[at], targets.places[at])
-                    }
-                };
-            }
-            let Some(leg) = &leg else { continue };
-            if valid & 1 << j == 0 || (leg.room > 0 && leg.room > packet.headroom() + AT) {
-                continue;
-            }
-            let frame = packet.data_mut().get_mut(AT..);
-            let Some(len) = frame.and_then(|frame| A::rewrite(frame, &leg.addresses, leg.max_frame)) else { continue };
-            // From here on the packet is routed.
-            done |= 1 << i;
-            if AT > 0 {
-                received.add(packet.len() - AT);
-                let _ = packet.trim_front(AT);
-                packet.set_checksum_status(ChecksumStatus::NONE);
-            }
-            if len < packet.len() {
-                let _ = packet.truncate(len);
-            }
-            taken.add(len);
-            sent.add(len);
-            // Neither fails, as room and length were compared. A packet without output port would be dropped.
-            match &leg.exit {
-                Exit::Attachment(attachment) if attachment.vlan.is_none() => packet.set_out_port(attachment.port),
-                Exit::Attachment(attachment) => _ = adapt_to_attachment(packet, attachment),
-                Exit::Remote(remote, template) => {
-                    let flow = quick_flow(packet.data());
-                    let flow = flow.unwrap_or_else(|| Flow::from_frame(packet.data(), len, parser));
-                    match remote.next_hop {
-                        NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, numbers, &layout.underlay, flow) => {
-                            if let Some(c) = layout.counters(leg.segment, worker) {
-                                c.nic_encapsulated.add(1);
-                            }
-                        }
-                        _ => _ = encapsulate(packet, template, &layout.underlay, flow, &remote.sequence),
+                }
+                at => {
+                    let at = usize::from(at) % BATCH;
+                    if let Some(leg) = self.leg(remotes, targets.keys[at], targets.places[at]) {
+                        let run = plain.at.get(first..last).unwrap_or_default();
+                        all.add(self.send_run::<A, AT>(worker, parser, packets, run, valid >> first, &leg));
                     }
                 }
             }
+            from = end;
         }
-        if let Some(leg) = &leg {
-            count_sent(leg, sent);
-        }
-        if let Some(c) = layout.counters(segment, worker)
-            && taken.packets > 0
+        if let Some(c) = self.layout.counters(segment, worker)
+            && all.packets > 0
         {
-            c.routed_in.add(taken.packets, taken.bytes);
+            c.routed_in.add(all.packets, all.bytes);
             if AT > 0 {
-                c.overlay_rx.add(received.packets, received.bytes);
+                c.overlay_rx.add(all.packets, all.received);
             }
         }
-        done
+        all.done
+    }
+
+    /// Routes the packets at the positions `run` to one next hop. Bit 0 of `valid` is that of the first packet, and so
+    /// on. A packet that this function finds not plain is unchanged.
+    #[inline(never)]
+    fn send_run<A: Address, const AT: usize>(
+        &self,
+        worker: usize,
+        parser: &Parser,
+        packets: &mut [Packet],
+        run: &[u8],
+        mut valid: u64,
+        leg: &Leg<'_>,
+    ) -> Sent {
+        let mut all = Sent::default();
+        let mut counted = 0;
+        match &leg.exit {
+            Exit::Attachment(attachment) if attachment.vlan.is_none() => {
+                for at in run {
+                    let is_valid = valid & 1 != 0;
+                    valid >>= 1;
+                    let Some(packet) = packets.get_mut(usize::from(*at)).filter(|_| is_valid) else { continue };
+                    if all.rewrite::<A, AT>(packet, *at, leg).is_some() {
+                        packet.set_out_port(attachment.port);
+                    }
+                }
+            }
+            exit => {
+                for at in run {
+                    let is_valid = valid & 1 != 0;
+                    valid >>= 1;
+                    let Some(packet) = packets.get_mut(usize::from(*at)).filter(|_| is_valid) else { continue };
+                    if leg.room > packet.headroom() + AT {
+                        continue;
+                    }
+                    let Some(len) = all.rewrite::<A, AT>(packet, *at, leg) else { continue };
+                    // Neither fails, as room and length were compared. A packet without output port would be dropped.
+                    match exit {
+                        Exit::Attachment(attachment) => _ = adapt_to_attachment(packet, attachment),
+                        Exit::Remote(remote, template) => {
+                            let underlay = &self.layout.underlay;
+                            let flow = quick_flow(packet.data());
+                            let flow = flow.unwrap_or_else(|| Flow::from_parsed(packet.data(), len, parser));
+                            match remote.next_hop {
+                                NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, numbers, underlay, flow) => {
+                                    counted += 1;
+                                }
+                                _ => _ = encapsulate(packet, template, underlay, flow, &remote.sequence),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(c) = self.layout.counters(leg.segment, worker)
+            && all.packets > 0
+        {
+            c.routed_out.add(all.packets, all.bytes);
+            match leg.exit {
+                Exit::Attachment(_) => c.local_tx.add(all.packets, all.bytes),
+                Exit::Remote(..) => self.layout.count_overlay_tx(leg.segment, worker, all.packets, all.bytes),
+            }
+            if counted > 0 {
+                c.nic_encapsulated.add(counted);
+            }
+        }
+        all
     }
 
     /// Returns the marks of the packets whose source is valid.
@@ -517,10 +725,11 @@ impl<'v> View<'v> {
         &self,
         context: &Context<'_>,
         plain: &Plain<A>,
+        count: usize,
         (segment, interface): (u16, &Interface),
         entropy: impl Fn(u8) -> u32,
     ) -> u64 {
-        let (count, guard) = (plain.count.min(BATCH), context.guard());
+        let guard = context.guard();
         let (routes, hops) = (self.routes.view(guard), self.hops.read(guard));
         let mut values = [0; BATCH];
         A::lookup(&routes, interface.vrf, &plain.sources[..count], &mut values[..count]);
@@ -562,10 +771,9 @@ impl<'v> View<'v> {
             }
             Destination::Router => return None,
         };
-        let mut addresses = [0; 12];
-        let MacAddr(destination) = key.mac();
-        addresses[..6].copy_from_slice(&destination);
-        addresses[6..].copy_from_slice(&out.mac.0);
+        let (MacAddr(to), MacAddr(from)) = (key.mac(), out.mac);
+        let first = [to[0], to[1], to[2], to[3], to[4], to[5], from[0], from[1]];
+        let addresses = (u64::from_ne_bytes(first), u32::from_ne_bytes([from[2], from[3], from[4], from[5]]));
         // Tunnel packets that are sent as fragments take the slow path.
         let longest = match &exit {
             Exit::Attachment(attachment) => attachment.max_frame,

@@ -490,8 +490,7 @@ fn rewrite(frame: &mut [u8], layers: &HeaderOffsets, dst: MacAddr, src: MacAddr)
     let Some(ip) = frame.get_mut(l3..) else { return };
     if layers.l3_type() == L3Type::Ipv4 {
         if let Some(h) = ip.first_chunk_mut::<20>() {
-            let old = u16::from_be_bytes([h[8], h[9]]);
-            let sum = checksum::update(u16::from_be_bytes([h[10], h[11]]), old, old.wrapping_sub(0x100));
+            let sum = checksum::after_ttl_decrement(u16::from_be_bytes([h[10], h[11]]));
             h[8] = h[8].wrapping_sub(1);
             h[10..12].copy_from_slice(&sum.to_be_bytes());
         }
