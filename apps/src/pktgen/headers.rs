@@ -592,14 +592,14 @@ mod tests {
             ("ipv4 / icmpv6", "layer 3 cannot be both ipv4 and ipv6"),
             ("ipv4 / udp / vxlan / ipv4", "vxlan"),
             ("ipv4 / udp / eth", "udp"),
-            ("ipv4 frag yes", "no fragments"),
+            ("ipv4 offset 1", "no fragments"),
             ("ipv4 / / udp", "a header is missing"),
             ("meta mark 1 / ipv4", "metadata"),
             ("udp / ipv4", "ipv4"),
             ("", "a header is missing"),
             ("ipv4 / udp src 70000", "does not fit the field"),
             ("ipv6 src ::/0 dst ::/0", "2^64 combinations"),
-            ("arp / udp", "udp"),
+            ("arp / udp", "carries no layer 4"),
         ] {
             let found = Stack::parse(text).expect_err(text);
             assert!(found.contains(error), "{text}: {found}");

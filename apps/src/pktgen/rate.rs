@@ -181,6 +181,11 @@ impl Pacer {
         now >= self.start && passed >= self.due
     }
 
+    /// Returns true if the next packet was due before `end`. Without a rate, no packet has a time.
+    pub(super) fn is_late(&self, end: u64) -> bool {
+        self.due > 0.0 && self.due < end.saturating_sub(self.start) as f64
+    }
+
     /// Plans the packet after one of `size` bytes.
     #[inline]
     pub(super) fn sent(&mut self, size: usize) {

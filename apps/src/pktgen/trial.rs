@@ -23,8 +23,8 @@ use super::tracker::{Order, Tracker, histogram};
 
 /// Packets that a sender gives to a port at once.
 const BURST: usize = 32;
-/// Time in which a port must take the last packets.
-const FLUSH: u64 = 10_000_000;
+/// Time after the end in which a late sender sends what was due before, and a port must take the last packets.
+const FLUSH: u64 = 100_000_000;
 /// Interval at which the control thread looks at the run.
 const TICK: Duration = Duration::from_millis(10);
 /// Time after the last expected packet in which duplicates may arrive.
@@ -291,7 +291,8 @@ impl Sender<'_> {
     #[inline]
     fn turn(&mut self) {
         let now = self.clock.now();
-        let stop = now >= self.end || self.shared.stop.load(Ordering::Relaxed);
+        let stop = self.shared.stop.load(Ordering::Relaxed);
+        let is_over = now >= self.end.saturating_add(FLUSH);
         let mut working = false;
         for lane in &mut self.lanes {
             if lane.is_done {
@@ -299,12 +300,13 @@ impl Sender<'_> {
                 continue;
             }
             if lane.batch.is_empty() {
-                if stop || lane.left == 0 {
+                // Packets that were due before the end belong to the offered load.
+                if stop || is_over || lane.left == 0 || (now >= self.end && !lane.pacer.is_late(self.end)) {
                     lane.is_done = true;
                     continue;
                 }
-                lane.fill(now, self.clock, self.pool, &mut self.counts);
-            } else if now >= self.end.saturating_add(FLUSH) {
+                lane.fill(now.min(self.end), self.clock, self.pool, &mut self.counts);
+            } else if is_over {
                 // A port that takes nothing would hold the run for ever.
                 lane.batch.clear();
                 lane.is_done = true;
@@ -499,11 +501,16 @@ impl Generator {
         self.ports.iter().map(text).collect()
     }
 
-    /// Checks what a trial needs of the ports, and returns the rate of each sending port.
+    /// Checks whether a trial is possible on the ports: [`Self::run`] does it too.
     ///
     /// # Errors
     /// The limit that is exceeded.
-    fn check(&self, trial: &Trial) -> Result<Vec<Option<Rate>>, Failure> {
+    pub fn check(&self, trial: &Trial) -> Result<(), Failure> {
+        self.rates(trial).map(drop)
+    }
+
+    /// Checks what a trial needs of the ports, and returns the rate of each sending port.
+    fn rates(&self, trial: &Trial) -> Result<Vec<Option<Rate>>, Failure> {
         let sending: Vec<&Started> = self.ports.iter().filter(|port| port.role.sends).collect();
         let mean = match &trial.traffic {
             Traffic::Flows(flows) => flows.sizes.mean(),
@@ -548,7 +555,7 @@ impl Generator {
         stop: &AtomicBool,
         mut progress: impl FnMut(&Progress),
     ) -> Result<TrialResult, Failure> {
-        let rates = self.check(trial)?;
+        let rates = self.rates(trial)?;
         let Self { ports, pool, senders, cores, is_shared } = self;
         let senders = match &trial.traffic {
             Traffic::Flows(_) => usize::from(*senders),

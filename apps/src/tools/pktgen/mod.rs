@@ -186,6 +186,7 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let settings = PortName::settings(&ports, configured(options.config.as_deref())?)?;
     let mut generator = Generator::open(settings, options.threads, options.cores.clone())?;
+    generator.check(&trial)?;
     let live = !json && cli::can_redraw();
     let check = match options.no_self_check {
         true => None,
