@@ -95,7 +95,7 @@ pub struct PortResult {
 pub struct TrialResult {
     /// Packets per second that were asked of all ports together; `None`: no fixed number.
     pub asked_pps: Option<f64>,
-    /// Time from the first packet to the end of the sending.
+    /// Time from the moment when the first packet was due to the end of the sending.
     pub duration: Duration,
     /// Packets that the ports accepted and did not drop themselves.
     pub sent: u64,
@@ -226,7 +226,6 @@ struct SenderCounts {
     full: u64,
     no_buffers: u64,
     skipped: f64,
-    first: Option<u64>,
     end: u64,
 }
 
@@ -367,7 +366,6 @@ impl Lane<'_> {
             return;
         }
         let now = clock.now();
-        counts.first.get_or_insert(now);
         let departures = counts.departures.get_or_insert_with(histogram);
         if let Some(last) = self.last.replace(now) {
             departures.saturating_record(now.saturating_sub(last));
@@ -727,7 +725,7 @@ impl Generator {
 
         let mut departures = histogram();
         let (mut full, mut no_buffers, mut skipped) = (0, 0, 0f64);
-        let (mut first, mut last) = (u64::MAX, 0);
+        let mut last = 0;
         let (mut longest, mut stalls) = (0, 0);
         let mut received = None;
         for result in results {
@@ -743,7 +741,6 @@ impl Generator {
                 full += counts.full;
                 no_buffers += counts.no_buffers;
                 skipped = skipped.max(counts.skipped);
-                first = first.min(counts.first.unwrap_or(u64::MAX));
                 last = last.max(counts.end);
             }
             received = receiver.or(received);
@@ -754,8 +751,9 @@ impl Generator {
             // Between the last packet and the end, none was due.
             Limit::Time(time) if !is_stopped && failure.is_none() => time,
             // The interval after the last packet belongs to it.
-            _ => Duration::from_nanos(last.saturating_sub(first.min(last)))
-                .mul_f64(sent.max(2) as f64 / (sent.max(2) - 1) as f64),
+            _ => {
+                Duration::from_nanos(last.saturating_sub(start)).mul_f64(sent.max(2) as f64 / (sent.max(2) - 1) as f64)
+            }
         };
         let mut dropped_at_port = 0;
         let mut results = Vec::new();

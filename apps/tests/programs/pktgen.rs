@@ -272,6 +272,31 @@ fn a_reflector_returns_every_packet() {
 }
 
 #[test]
+fn testpmd_as_a_reflector_loses_nothing() {
+    require!(all Requirement::LAB);
+    require!(Requirement::Program("dpdk-testpmd"));
+    let (_lab, left, right) = cable("testpmd");
+    let prefix = format!("--file-prefix=wirepath-pktgen-{}", std::process::id());
+    let vdev = "--vdev=net_af_packet0,iface=west";
+    let eal = ["dpdk-testpmd", "--no-huge", "--no-pci", "-m", "512", "--lcores=0@0,1@0", &prefix, vdev];
+    // It forwards until it is killed, and needs no terminal with statistics.
+    let own = ["--", "--forward-mode=macswap", "--total-num-mbufs=4096", "--stats-period=1"];
+    let testpmd = right.spawn(&[&eal[..], &own].concat());
+    let all = ["--port", "af_packet:east", "--count", "1000", "--rate", "2kpps", "--no-self-check", "--drain", "2"];
+    let run = || -> Value {
+        let run = left.run(&[&[WIREPATH, "--json", "-q", "pktgen"], &all[..]].concat());
+        serde_json::from_str(&run.expect()).unwrap()
+    };
+    // It starts within some seconds, and begins with a packet in the middle of a run.
+    let answers = |json: &Value| json["result"]["received"].as_u64().unwrap() > 0;
+    assert!((0..20).any(|_| answers(&run())), "testpmd returns packets");
+    let json = run();
+    testpmd.kill();
+    let found = &json["result"];
+    assert_eq!((&found["sent"], &found["lost"], &found["corrupt"]), (&1000.into(), &0.into(), &0.into()), "{json}");
+}
+
+#[test]
 fn an_interrupted_run_prints_its_result() {
     require!(all Requirement::LAB);
     let (_lab, left, _right) = cable("interrupt");
