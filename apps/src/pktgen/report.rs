@@ -167,6 +167,7 @@ impl TrialResult {
                     "receives": port.role.receives,
                     "tx_packets": port.tx.packets,
                     "rx_packets": port.rx.packets,
+                    "rx_injected_copies": port.rx.injected_copies,
                     "tx_drops": drops_json(&port.tx),
                     "rx_drops": drops_json(&port.rx),
                     "foreign": if self.is_measured { port.foreign } else { 0 },
