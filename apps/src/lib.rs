@@ -3,4 +3,5 @@
 
 pub mod gateway;
 pub mod l2fwd;
+pub mod pktgen;
 pub mod tools;

@@ -15,6 +15,7 @@ pub mod log;
 pub mod manpages;
 pub mod metrics;
 pub mod perf;
+pub mod pktgen;
 pub mod reload;
 pub mod selftest;
 pub mod show;
@@ -52,6 +53,7 @@ subcommands! {
     Devices: devices;
     Doctor: doctor;
     Selftest: selftest;
+    Pktgen: pktgen;
     Show: show;
     Top: top;
     Perf: perf;
@@ -92,6 +94,8 @@ Examples:
   wirepath doctor            can this machine run real ports?
   wirepath selftest eth1 --peer eth2
                              which features work between two ports with a cable?
+  wirepath pktgen --tx eth1 --rx eth2 --rate 100kpps
+                             loss, order and delay through a device
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
   wirepath top               rates of the running program, live

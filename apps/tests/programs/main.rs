@@ -11,6 +11,7 @@ mod l2fwd;
 mod manual;
 mod metrics;
 mod perf;
+mod pktgen;
 mod reconfigure;
 mod reference;
 mod refusals;

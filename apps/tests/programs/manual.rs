@@ -26,6 +26,7 @@ fn every_command_has_a_page_without_warnings() {
         ("wirepath", &["--help"][..]),
         ("wirepath-flow", &["flow", "--help"]),
         ("wirepath-config", &["config", "--help"]),
+        ("wirepath-pktgen", &["pktgen", "--help"]),
     ] {
         let help = String::from_utf8(wirepath(arguments).stdout).unwrap();
         let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());

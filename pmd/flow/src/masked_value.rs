@@ -126,6 +126,15 @@ impl Format {
         }
     }
 
+    /// Parses a value of a field of `bits` bits, with the mask that its written form has. For programs that take such
+    /// values outside rules.
+    ///
+    /// # Errors
+    /// The wrong text, and what is expected.
+    pub fn parse_value(self, bits: u8, text: &str) -> Result<MaskedValue, String> {
+        self.parse(bits, text, None, Ports::default()).map_err(|error| error.message)
+    }
+
     /// Parses a value and its mask. The mask is part of the value (`/8`, names) or a separate word.
     pub(super) fn parse(
         self,

@@ -1,0 +1,192 @@
+//! The ports of a run: their names on the command line, and how they are opened.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use wirepath::Failure;
+use wirepath_packet::{Pool, PortId};
+use wirepath_pipeline::RuntimeConfig;
+use wirepath_pmd::drivers::{self, PortSettings, choose_mtu};
+use wirepath_pmd::port::{Capabilities, LinkState, OpenPort, PortConfig, StartedPort};
+use wirepath_settings::Source;
+
+/// Buffers for packets that are in no ring.
+const SPARE_BUFFERS: u32 = 4096;
+/// Most buffers of a pool.
+const MAX_BUFFERS: u32 = 1 << 20;
+/// Longest wait for the links.
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A port as the command line names it: the name of a port in the configuration, `DRIVER:DEVICE` or `DEVICE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortName(String);
+
+impl FromStr for PortName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("expected a device such as eth1, or a driver and a device such as af_xdp:eth1".to_owned());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Part of a port in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Role {
+    /// The port sends.
+    pub sends: bool,
+    /// Packets that arrive at the port count as received. Those of other ports are loops.
+    pub receives: bool,
+}
+
+impl PortName {
+    /// Returns the port as a table of a configuration.
+    ///
+    /// # Errors
+    /// If there is no such driver.
+    pub fn to_toml(&self, role: Role) -> Result<String, String> {
+        let (driver, device) = match self.0.split_once(':') {
+            Some((driver, device)) => (driver, device),
+            None => ("auto", self.0.as_str()),
+        };
+        if drivers::find(driver).is_none() {
+            let names: Vec<&str> = drivers::DRIVERS.iter().map(|driver| driver.name()).collect();
+            return Err(format!("{self}: there is no driver \"{driver}\"; there are {}", names.join(", ")));
+        }
+        let quoted = |text: &str| toml_edit::Value::from(text).to_string();
+        let name: String =
+            self.0.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+        let mut text = format!("[[port]]\nname = {}\ndriver = {}\n", quoted(&name), quoted(driver));
+        // The device of a capture file is one that is read. A sending port writes it.
+        let is_written = driver == "pcap" && role.sends;
+        if !device.is_empty() && !is_written {
+            text += &format!("device = {}\n", quoted(device));
+        }
+        match driver {
+            "pcap" if is_written => text += &format!("[port.pcap]\nwrite = {}\n", quoted(device)),
+            // Whole superframes are no packets of a cable.
+            "af_packet" => text += "[port.af_packet]\nsuperframes = \"cut\"\n",
+            "tap" => text += "[port.tap]\nsuperframes = \"cut\"\n",
+            _ => {}
+        }
+        Ok(text)
+    }
+
+    /// Reads the settings of ports, with their roles. `configured` are those of a configuration file.
+    ///
+    /// # Errors
+    /// A name that is neither in the configuration nor that of a driver with a device, and wrong settings.
+    pub fn settings(
+        names: &[(Self, Role)],
+        mut configured: Vec<PortSettings>,
+    ) -> Result<Vec<(PortSettings, Role)>, Failure> {
+        let mut all = Vec::new();
+        for (name, role) in names {
+            if let Some(at) = configured.iter().position(|port| port.name == name.0) {
+                all.push((configured.swap_remove(at), *role));
+                continue;
+            }
+            let text = name.to_toml(*role).map_err(Failure::usage)?;
+            let source = Source::new("the command line", text.as_str());
+            let document = source.parse()?;
+            let ports = RuntimeConfig::ports_from_settings(&document.settings())
+                .map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+            all.extend(ports.into_iter().map(|port| (port, *role)));
+        }
+        Ok(all)
+    }
+}
+
+/// A started port with its queues.
+pub(super) struct Started {
+    pub(super) port: StartedPort,
+    pub(super) role: Role,
+    /// Capabilities before the start.
+    pub(super) capabilities: Capabilities,
+    pub(super) mtu: u16,
+    /// Speed of the link in Mbit/s.
+    pub(super) speed: Option<u32>,
+}
+
+/// Opens and starts ports, and waits for their links. `senders` is the number of threads that send.
+pub(super) fn open(ports: Vec<(PortSettings, Role)>, senders: u16) -> Result<(Vec<Started>, Pool), Failure> {
+    let mut opened = Vec::new();
+    let mut buffers = SPARE_BUFFERS;
+    for (settings, role) in ports {
+        let name = settings.name.clone();
+        let queues = settings.queues.max(if role.sends { senders } else { 1 });
+        let config = (settings.depth, settings.mtu, settings.promiscuous, queues);
+        let refused = |error: wirepath_pmd::port::PortError| Failure::usage(format!("port {name}: {error}"));
+        let port = OpenPort::open(name.clone(), settings.plan).map_err(refused)?;
+        let depth = config.0.min(port.capabilities().max_depth);
+        buffers = buffers.saturating_add(depth.saturating_mul(2).saturating_mul(queues.into()));
+        opened.push((port, role, config, depth, name));
+    }
+    let pool = Pool::new("pktgen", buffers.min(MAX_BUFFERS))?;
+    let mut started: Vec<Started> = Vec::new();
+    for ((port, role, (_, mtu, promiscuous, queues), depth, name), id) in opened.into_iter().zip(0..) {
+        let capabilities = port.capabilities();
+        let (mtu, _) = choose_mtu(mtu, &capabilities, depth * u32::from(queues), pool.capacity());
+        let config = PortConfig {
+            rx_queues: queues,
+            tx_queues: queues,
+            depth,
+            mtu,
+            promiscuous,
+            ..PortConfig::new(PortId::new(id), pool.clone())
+        };
+        let refused = |error| Failure::usage(format!("port {name}: {error}"));
+        let port = port.configure(config).map_err(refused)?.start()?;
+        started.push(Started { port, role, capabilities, mtu, speed: None });
+    }
+    let end = Instant::now() + LINK_TIMEOUT;
+    for Started { port, speed, .. } in &mut started {
+        loop {
+            let link = port.port.link();
+            *speed = link.speed;
+            if link.state == LinkState::Up {
+                break;
+            }
+            if Instant::now() > end {
+                let seconds = LINK_TIMEOUT.as_secs();
+                return Err(Failure::failed(format!(
+                    "port {}: its link is down; it did not come up within {seconds} s",
+                    port.port.name()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok((started, pool))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_tables_of_a_configuration() {
+        let toml = |name: &str, sends| {
+            PortName::from_str(name).unwrap().to_toml(Role { sends, receives: true }).unwrap_or_else(|error| error)
+        };
+        assert_eq!(toml("eth1", true), "[[port]]\nname = \"eth1\"\ndriver = \"auto\"\ndevice = \"eth1\"\n");
+        assert!(toml("pcap:/a b", true).ends_with("driver = \"pcap\"\n[port.pcap]\nwrite = \"/a b\"\n"));
+        assert!(toml("pcap:/a b", false).ends_with("device = \"/a b\"\n"));
+        assert!(toml("null:", true).ends_with("driver = \"null\"\n"));
+        assert!(toml("nul:x", true).contains("no driver \"nul\"; there are auto,"));
+        assert!(toml("memory:a\"b", true).contains("device = 'a\"b'"));
+        let name = |name: &str| [(PortName::from_str(name).unwrap(), Role::default())];
+        let settings = PortName::settings(&name("memory:pktgen-names"), Vec::new()).unwrap();
+        assert_eq!(settings[0].0.name, "memory_pktgen-names");
+        assert!(PortName::settings(&name("memory:"), Vec::new()).unwrap_err().to_string().contains("device: missing"));
+    }
+}

@@ -1,0 +1,351 @@
+//! `wirepath pktgen`: generates traffic and measures what comes back.
+
+mod reflect;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use wirepath::Config;
+use wirepath::cli::{self, Failure, Rate as Scaled, Stop, Table, print, print_error, print_json};
+use wirepath_pmd::drivers::PortSettings;
+
+use crate::pktgen::flows::{FlowSet, Pick, Replay, Traffic};
+use crate::pktgen::headers::Stack;
+use crate::pktgen::ports::{PortName, Role};
+use crate::pktgen::rate::Rate;
+use crate::pktgen::report::SelfCheck;
+use crate::pktgen::size::Sizes;
+use crate::pktgen::{Generator, Limit, Progress, Trial};
+
+/// Most threads.
+const MAX_THREADS: u16 = 64;
+/// Longest file of header stacks in bytes.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Generates traffic on ports, and measures loss, order, duplicates and delay of what comes back
+///
+/// Each packet has a signature at its end with stream, sequence number and time, so that headers may change on the way.
+/// Loss, duplicates, reordering (RFC 4737), corruption, delay and jitter (RFC 3550) are those of packets with the
+/// signature; all others count as foreign. Before the run the tool measures its own delay over a cable in memory. The
+/// clock is the time-stamp counter of the processor, read just before a packet is built and just after it was received.
+/// With --json: an object with `result`, `self_check` and `ports`.
+#[derive(Debug, Args)]
+#[command(after_help = HELP, args_conflicts_with_subcommands = true)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Option<PktgenCommand>,
+
+    /// Ports that send: DRIVER:DEVICE such as af_xdp:eth1, a DEVICE, or the name of a port in --config
+    #[arg(long, value_name = "PORT")]
+    tx: Vec<PortName>,
+
+    /// Ports that receive. Without such a port, nothing is measured but the sending
+    #[arg(long, value_name = "PORT")]
+    rx: Vec<PortName>,
+
+    /// Ports that send and receive
+    #[arg(short, long, value_name = "PORT")]
+    port: Vec<PortName>,
+
+    /// Configuration with tables [[port]], for ports with settings of their own
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    traffic: TrafficArguments,
+
+    /// Load of each sending port [default: 1000; for a capture its own timing]
+    ///
+    /// Packets per second: 1000, 1.5Mpps. Bits per second of frames with their check sequences (layer 2): 800Mbps.
+    /// Bits per second on the wire, with preamble and gap (layer 1): 1Gbpsl1. A share of the link on layer 1: 50%.
+    /// As much as the port accepts: max.
+    #[arg(short, long, value_name = "RATE")]
+    rate: Option<Rate>,
+
+    /// Length of the sending [default: 10]
+    #[arg(short, long, value_name = "N", value_parser = cli::seconds, conflicts_with_all = ["count", "passes"])]
+    seconds: Option<Duration>,
+
+    /// End the sending after this number of packets of each port
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
+        conflicts_with = "passes"
+    )]
+    count: Option<u64>,
+
+    /// Time after the sending in which packets may arrive, in seconds
+    #[arg(long, value_name = "N", default_value = "0.5", value_parser = cli::seconds)]
+    drain: Duration,
+
+    /// Threads: with 1 it sends and receives in turn; of several, the last one receives and the others send
+    #[arg(
+        short, long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_THREADS))
+    )]
+    threads: u16,
+
+    /// Processors of the threads, such as 2,3
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    cores: Vec<usize>,
+
+    /// Write the histograms of delays and departure intervals as an HdrHistogram log (version 2)
+    #[arg(long, value_name = "FILE")]
+    hlog: Option<PathBuf>,
+
+    /// Do not measure the delay of the tool itself
+    #[arg(long)]
+    no_self_check: bool,
+}
+
+/// Traffic of the sending ports.
+#[derive(Debug, Args)]
+struct TrafficArguments {
+    /// Header stack in the words of flow rules, with ranges and lists of values; several stacks are sent in turn
+    /// [default: ipv4 / udp]
+    #[arg(short = 'H', long, value_name = "STACK", conflicts_with = "pcap")]
+    headers: Vec<String>,
+
+    /// File with a header stack in each line; # begins a comment
+    #[arg(long, value_name = "FILE", conflicts_with = "pcap")]
+    headers_file: Option<PathBuf>,
+
+    /// Send the first N flows of each stack only [default: all combinations of the values]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "pcap")]
+    flows: Option<u64>,
+
+    /// Order of the flows: turn, random, zipf or zipf:EXPONENT
+    #[arg(long, value_name = "ORDER", default_value = "turn", conflicts_with = "pcap")]
+    pick: Pick,
+
+    /// Lengths of the frames in bytes, with the frame check sequence [default: 64]
+    ///
+    /// One length: 64. Several in turn: 64,512,1518. With weights: 64:7,570:4,1518:1, which is also called imix.
+    /// Random ones: 64-1518.
+    #[arg(long, value_name = "SIZES", conflicts_with = "pcap")]
+    size: Option<Sizes>,
+
+    /// Seed of random flows and sizes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Send the frames of this capture (pcap or pcapng) as they are, with its own timing or at --rate
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+
+    /// Send the capture this often [default: 1, or as often as --seconds or --count take]
+    #[arg(long, value_name = "N", requires = "pcap", value_parser = clap::value_parser!(u64).range(1..))]
+    passes: Option<u64>,
+}
+
+/// Other modes.
+#[derive(Debug, Subcommand)]
+enum PktgenCommand {
+    /// Sends every packet back to where it came from, with addresses and ports swapped
+    Reflect(reflect::Options),
+}
+
+const HELP: &str = "\
+A header stack is a list of headers with values, as `wirepath flow items` has them. What is not given has a default:
+lengths, checksums and types follow from the stack, the Ethernet addresses from the ports. A range or list of values
+makes flows; several of them make all combinations.
+  ipv4 src 198.18.0.1-198.18.0.254 / udp dst 53,4789
+  eth dst 02:00:00:00:00:01 / vlan vid 10-19 / ipv6 dst 2001:db8::/112 / tcp flags syn
+  ipv4 / udp src 49152-65535 / vxlan vni 5001 / eth / ipv4 / udp
+  ipv4 / gre key 7 / ipv4 / icmp        ipv4 / udp / geneve / eth / ipv6 / udp        mpls label 100 / ipv4 / udp
+
+Examples:
+  wirepath pktgen --tx eth1 --rx eth2 --rate 100kpps --seconds 10
+                            through a device between two ports
+  wirepath pktgen --port eth1 --rate 50% --size imix
+                            one port, with a reflector at the other end
+  wirepath pktgen reflect --port eth2
+                            that reflector
+  wirepath pktgen --tx af_xdp:eth1 --rx af_xdp:eth2 --rate max --threads 2 --hlog run.hlog
+  wirepath pktgen --tx eth1 --pcap trace.pcapng --passes 10 --rate 1Mpps
+  wirepath pktgen --tx pcap:out.pcap --count 1000 --headers 'ipv4 / tcp dst 80-89'
+                            writes the packets to a file
+
+Exit code: 0 if the run ended or was stopped by Ctrl-C, whatever was lost; 1 if a port failed; 2 for a request that is
+not possible on these ports.";
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If the request is not possible, or a port fails.
+pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    if let Some(PktgenCommand::Reflect(options)) = &options.command {
+        return reflect::run(options, json);
+    }
+    let ports = roles(options)?;
+    let trial = options.trial()?;
+    let hlog = options.hlog.as_deref().map(|path| create(path).map(|file| (path, file))).transpose()?;
+    let stop = Stop::on_signals()?;
+    let settings = PortName::settings(&ports, configured(options.config.as_deref())?)?;
+    let mut generator = Generator::open(settings, options.threads, options.cores.clone())?;
+    generator.check(&trial)?;
+    let live = !json && cli::can_redraw();
+    let check = match options.no_self_check {
+        true => None,
+        false => Some(SelfCheck::measure(options.threads, options.cores.clone())?),
+    };
+    let described = generator.describe();
+    if !json {
+        let mut text: String = described.iter().map(|(name, text)| format!("port {name}: {text}\n")).collect();
+        text.extend(check.iter().map(SelfCheck::text));
+        text.extend(generator.notes().iter().map(|note| format!("note: {note}\n")));
+        print(text)?;
+    }
+    let start = SystemTime::now();
+    let mut last = Progress::default();
+    let result = generator.run(&trial, &stop.flag(), |progress| {
+        if live {
+            cli::show_live(&rates(&last, progress));
+        }
+        last = *progress;
+    })?;
+    let closed = generator.close();
+    if let Some((path, file)) = hlog {
+        result.write_hlog(file, start).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+    }
+    if json {
+        let ports: Vec<_> = described.iter().map(|(name, text)| json!({ "name": name, "mode": text })).collect();
+        let check = check.as_ref().map(SelfCheck::to_json);
+        print_json(&json!({ "result": result.to_json(), "self_check": check, "ports": ports }))?;
+    } else {
+        print(result.text())?;
+    }
+    match result.failure {
+        Some(why) => Err(Failure::failed(why)),
+        None => {
+            if let Err(error) = closed {
+                print_error(&format!("{error}\n"));
+            }
+            Ok(())
+        }
+    }
+}
+
+fn create(path: &Path) -> Result<File, Failure> {
+    File::create(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+/// Returns the ports with what each of them does.
+fn roles(options: &Options) -> Result<Vec<(PortName, Role)>, Failure> {
+    let mut ports: Vec<(PortName, Role)> = Vec::new();
+    let mut add = |names: &[PortName], sends: bool, receives: bool| {
+        for name in names {
+            match ports.iter_mut().find(|(other, _)| other == name) {
+                Some((_, role)) => *role = Role { sends: role.sends | sends, receives: role.receives | receives },
+                None => ports.push((name.clone(), Role { sends, receives })),
+            }
+        }
+    };
+    add(&options.port, true, true);
+    add(&options.tx, true, false);
+    add(&options.rx, false, true);
+    if !ports.iter().any(|(_, role)| role.sends) {
+        return Err(Failure::usage("no port sends; give --tx PORT or --port PORT, see --help"));
+    }
+    Ok(ports)
+}
+
+/// Returns the ports of a configuration file.
+fn configured(file: Option<&Path>) -> Result<Vec<PortSettings>, Failure> {
+    file.map_or(Ok(Vec::new()), |file| Ok(Config::load(file)?.ports))
+}
+
+impl Options {
+    fn trial(&self) -> Result<Trial, Failure> {
+        let traffic = self.traffic.read()?;
+        let is_replay = matches!(traffic, Traffic::Replay(_));
+        let limit = match (self.count, self.seconds, self.traffic.passes) {
+            (Some(count), _, _) => Limit::Packets(count),
+            (_, Some(time), _) => Limit::Time(time),
+            (_, _, passes) if is_replay => Limit::Passes(passes.unwrap_or(1)),
+            _ => Limit::Time(Duration::from_secs(10)),
+        };
+        let rate = self.rate.or((!is_replay).then_some(Rate::Packets(1000.0)));
+        Ok(Trial { traffic, rate, limit, drain: self.drain })
+    }
+}
+
+impl TrafficArguments {
+    fn read(&self) -> Result<Traffic, Failure> {
+        if let Some(file) = &self.pcap {
+            return Ok(Traffic::Replay(Arc::new(Replay::load(file).map_err(Failure::usage)?)));
+        }
+        let mut stacks = Vec::new();
+        for text in &self.headers {
+            stacks.push(Stack::parse(text).map_err(|error| Failure::usage(format!("--headers: {error}")))?);
+        }
+        if let Some(file) = &self.headers_file {
+            let refuse = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", file.display()));
+            if std::fs::metadata(file).map_err(|error| refuse(&error))?.len() > MAX_FILE {
+                return Err(refuse(&format!("at most {} MiB are read", MAX_FILE >> 20)));
+            }
+            let text = std::fs::read_to_string(file).map_err(|error| refuse(&error))?;
+            for (line, number) in text.lines().zip(1..) {
+                let line = line.split('#').next().unwrap_or_default().trim();
+                if !line.is_empty() {
+                    let stack = Stack::parse(line);
+                    stacks
+                        .push(stack.map_err(|error| Failure::usage(format!("{}:{number}: {error}", file.display())))?);
+                }
+            }
+        }
+        if stacks.is_empty() {
+            stacks.push(Stack::parse("ipv4 / udp").map_err(Failure::failed)?);
+        }
+        Ok(Traffic::Flows(FlowSet {
+            stacks,
+            flows: self.flows,
+            sizes: self.size.clone().unwrap_or(Sizes::Round(vec![64])),
+            pick: self.pick,
+            seed: self.seed,
+        }))
+    }
+}
+
+/// Returns the rates of the last second as text.
+fn rates(before: &Progress, now: &Progress) -> String {
+    let seconds = now.elapsed.saturating_sub(before.elapsed).as_secs_f64().max(1e-9);
+    let headings = [format!("{:.0} s", now.elapsed.as_secs_f64())].into_iter();
+    let headings = headings.chain(["PACKETS", "pps", "bit/s (L2)"].map(str::to_owned));
+    let mut table = Table::with_columns(headings.zip([false, true, true, true]));
+    for (name, now, before) in [("sent", now.sent, before.sent), ("received", now.received, before.received)] {
+        let cell = |rate: f64| Scaled(rate).to_string().trim_end().to_owned();
+        let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        table.push([
+            name.to_owned(),
+            now.0.to_string(),
+            cell(per_second(now.0, before.0)),
+            cell(per_second(now.1, before.1) * 8.0),
+        ]);
+    }
+    format!("{table}longest delay of the last second: {:.1} us\n", now.max_latency as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_last_second() {
+        let at = |seconds, sent| Progress {
+            elapsed: Duration::from_secs(seconds),
+            sent: (sent, sent * 64),
+            received: (sent / 2, sent * 32),
+            max_latency: 1500,
+        };
+        let text = rates(&at(1, 1000), &at(3, 5000));
+        let expected = "3 s       PACKETS     pps  bit/s (L2)\n\
+                        sent         5000  2.00 k      1.02 M\n\
+                        received     2500  1.00 k    512.00 k\n\
+                        longest delay of the last second: 1.5 us\n";
+        assert_eq!(text, expected);
+    }
+}
