@@ -288,7 +288,8 @@ fn shown_rules_of_filters_can_be_removed() {
     assert_eq!(rows.len(), 2 * rules.len());
     for row in rows {
         let [of, name, rule] = ["of", "name", "rule"].map(|column| row[column].as_str().unwrap());
-        let change = [&format!("{of}_filter"), &format!("{of}={name}"), &format!("rule={rule}")].map(String::as_str);
+        let change = [format!("{of}_filter"), format!("{of}={name}"), format!("rule={rule}")];
+        let change = change.each_ref().map(String::as_str);
         let again = program.refused(&[&["add"], &change[..]].concat());
         assert!(again.contains("exists already"), "{rule}: {again}");
         program.wirepath(&[&["remove"], &change[..]].concat());
