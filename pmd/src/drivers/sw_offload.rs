@@ -1,7 +1,7 @@
 //! Transmit offloads in software, for ports whose device has none.
 
-use wirepath_wire::checksum::{self, Sum, Transport};
-use wirepath_wire::checksum_offload::{self, ChecksumSpan};
+use wirepath_wire::checksum::{self, Sum};
+use wirepath_wire::checksum_offload;
 use wirepath_wire::{HeaderOffsets, L3Type, Parsed, Parser};
 
 use wirepath_packet::drops::DropReason;
@@ -58,7 +58,11 @@ pub(crate) fn insert_vlan_tag(packet: &mut Packet, tci: u16, service: bool) -> R
 /// computes the inner IPv4 checksum, if requested. The sum of a segment with its checksum is that of its pseudo header,
 /// negated. So no payload is read (linux: Documentation/networking/checksum-offloads.rst, "LCO"). `None`: the packet
 /// has other headers, and is unchanged.
+#[cfg(any(feature = "nic", test))]
 pub(crate) fn fill_outer_udp(packet: &mut Packet) -> Option<()> {
+    use wirepath_wire::checksum::Transport;
+    use wirepath_wire::checksum_offload::ChecksumSpan;
+
     let parsed = parse(packet)?;
     let (outer, inner) = (*parsed.outer(), *parsed.innermost());
     let (whole, part) = (ChecksumSpan::of(packet.data(), &outer)?, ChecksumSpan::of(packet.data(), &inner)?);
