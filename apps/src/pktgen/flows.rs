@@ -223,6 +223,8 @@ pub(super) struct FlowSource {
     /// Sums of the probabilities of the flows, for Zipf.
     cumulated: Vec<f64>,
     random: fastrand::Rng,
+    /// Share of the packets of the port.
+    share: f64,
     /// Sum of each number of filler bytes.
     sums: Arc<Vec<Sum>>,
     magic: u16,
@@ -272,6 +274,7 @@ impl FlowSource {
             }
         }
         let mut cumulated = Vec::new();
+        let mut share = flows.len() as f64 / number.max(1) as f64;
         if let Pick::Zipf(s) = set.pick {
             let mut sum = 0.0;
             cumulated.extend((0..flows.len()).map(|n| {
@@ -279,6 +282,7 @@ impl FlowSource {
                 sum += ((n * part.of + part.index + 1) as f64).powf(-s);
                 sum
             }));
+            share = sum / (1..=number).map(|rank| (rank as f64).powf(-s)).sum::<f64>();
         }
         Ok(Self {
             sequences: vec![0; flows.len()],
@@ -288,6 +292,7 @@ impl FlowSource {
             sizes: set.sizes.clone(),
             pick: set.pick,
             cumulated,
+            share,
             random: fastrand::Rng::with_seed(set.seed.wrapping_add(part.index as u64)),
             sums,
             magic,
@@ -301,6 +306,11 @@ impl FlowSource {
     /// Number of streams.
     pub(super) fn streams(&self) -> usize {
         self.flows.len()
+    }
+
+    /// Share of the packets of the port, from 0 to 1, that this sender sends.
+    pub(super) fn share(&self) -> f64 {
+        self.share
     }
 
     #[inline]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use wirepath::Failure;
 use wirepath_packet::{Pool, PortId};
 use wirepath_pipeline::RuntimeConfig;
+use wirepath_pmd::drivers::inventory::DeviceInfo;
 use wirepath_pmd::drivers::{self, PortSettings, choose_mtu};
 use wirepath_pmd::port::{Capabilities, LinkState, OpenPort, PortConfig, StartedPort};
 use wirepath_settings::Source;
@@ -149,10 +150,16 @@ pub(super) fn open(ports: Vec<(PortSettings, Role)>, senders: u16) -> Result<(Ve
         started.push(Started { port, role, capabilities, mtu, speed: None });
     }
     let end = Instant::now() + LINK_TIMEOUT;
-    for Started { port, speed, .. } in &mut started {
+    for Started { port, speed, capabilities, .. } in &mut started {
+        // The sockets of the kernel report no speed; its devices do. That of a virtual device means nothing.
+        let nominal = Some(&capabilities.device)
+            .filter(|_| matches!(capabilities.driver, "af_xdp" | "af_packet"))
+            .and_then(|device| DeviceInfo::read(device))
+            .filter(|info| info.pci.is_some())
+            .and_then(|info| info.speed);
         loop {
             let link = port.port.link();
-            *speed = link.speed;
+            *speed = link.speed.or(nominal);
             if link.state == LinkState::Up {
                 break;
             }

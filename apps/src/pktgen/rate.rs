@@ -125,15 +125,14 @@ impl Rate {
         }
     }
 
-    /// Returns the rate of one of `n` senders.
-    pub(super) fn divided(self, n: usize) -> Self {
-        let n = n.max(1) as f64;
+    /// Returns the rate of a sender with this share of the packets.
+    pub(super) fn scaled(self, share: f64) -> Self {
         match self {
             Self::Max => Self::Max,
-            Self::Packets(value) => Self::Packets(value / n),
-            Self::BitsL2(value) => Self::BitsL2(value / n),
-            Self::BitsL1(value) => Self::BitsL1(value / n),
-            Self::Share(share) => Self::Share(share / n),
+            Self::Packets(value) => Self::Packets(value * share),
+            Self::BitsL2(value) => Self::BitsL2(value * share),
+            Self::BitsL1(value) => Self::BitsL1(value * share),
+            Self::Share(value) => Self::Share(value * share),
         }
     }
 }
@@ -184,6 +183,15 @@ impl Pacer {
     /// Returns true if the next packet was due before `end`. Without a rate, no packet has a time.
     pub(super) fn is_late(&self, end: u64) -> bool {
         self.due > 0.0 && self.due < end.saturating_sub(self.start) as f64
+    }
+
+    /// Counts what was due before `end` and will not be sent as left out.
+    pub(super) fn give_up(&mut self, end: u64) {
+        if self.is_late(end) {
+            let end = end.saturating_sub(self.start) as f64;
+            self.skipped += end - self.due;
+            self.due = end;
+        }
     }
 
     /// Plans the packet after one of `size` bytes.

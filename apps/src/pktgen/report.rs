@@ -243,7 +243,7 @@ impl TrialResult {
             line("lost", format!("{lost} ({:.4} %)", self.loss_ratio().unwrap_or(0.0) * 100.0));
             line("duplicates", self.order.duplicates.to_string());
             let distance = self.order.max_distance;
-            line("reordered", format!("{}, by at most {distance} packets (RFC 4737)", self.order.reordered));
+            line("reordered", format!("{} (RFC 4737), by at most {distance} sequence numbers", self.order.reordered));
             line("corrupt", self.corrupt.to_string());
         }
         for (name, n, about) in [

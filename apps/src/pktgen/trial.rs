@@ -11,7 +11,7 @@ use wirepath_packet::counters::QueueStats;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::port::{MacAddr, Offloads, PortEvent, RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::port::{LinkState, MacAddr, Offloads, Port, PortEvent, RxQueue, StartedPort, TxQueue};
 
 use super::clock::Clock;
 use super::flows::{FlowSource, Part, Source, Traffic, filler_sums};
@@ -99,7 +99,7 @@ pub struct TrialResult {
     pub duration: Duration,
     /// Packets that the ports accepted and did not drop themselves.
     pub sent: u64,
-    /// Bytes of the accepted packets, with frame check sequences.
+    /// Bytes of these packets, with frame check sequences.
     pub sent_bytes: u64,
     /// Packets that a sending port dropped itself.
     pub dropped_at_port: u64,
@@ -301,6 +301,9 @@ impl Sender<'_> {
             if lane.batch.is_empty() {
                 // Packets that were due before the end belong to the offered load.
                 if stop || is_over || lane.left == 0 || (now >= self.end && !lane.pacer.is_late(self.end)) {
+                    if !stop && lane.left > 0 {
+                        lane.pacer.give_up(self.end);
+                    }
                     lane.is_done = true;
                     continue;
                 }
@@ -308,6 +311,9 @@ impl Sender<'_> {
             } else if is_over {
                 // A port that takes nothing would hold the run for ever.
                 lane.batch.clear();
+                if !stop {
+                    lane.pacer.give_up(self.end);
+                }
                 lane.is_done = true;
                 continue;
             }
@@ -316,7 +322,7 @@ impl Sender<'_> {
         }
         if !working && !self.is_done {
             self.is_done = true;
-            self.counts.end = self.clock.now();
+            self.counts.end = self.lanes.iter().filter_map(|lane| lane.last).max().unwrap_or_else(|| self.clock.now());
             self.shared.sending.fetch_sub(1, Ordering::Release);
         }
         // A stop is an end too, with the same time for the last packets.
@@ -473,6 +479,20 @@ impl Generator {
             return Err(Failure::usage("no port sends"));
         }
         let senders = threads.saturating_sub(1).max(1);
+        let allowed = core_affinity::get_core_ids().unwrap_or_default();
+        if let Some(core) = cores.iter().find(|core| !allowed.iter().any(|it| it.id == **core)) {
+            return Err(Failure::usage(format!(
+                "core {core} is not one of the {} that this program may use",
+                allowed.len()
+            )));
+        }
+        let threads_of_run = usize::from(threads.max(1));
+        if !cores.is_empty() && cores.len() != threads_of_run {
+            return Err(Failure::usage(format!(
+                "{} cores for {threads_of_run} threads; name one for each",
+                cores.len()
+            )));
+        }
         let (ports, pool) = ports::open(ports, senders)?;
         Ok(Self { ports, pool, senders, cores, is_shared: threads <= 1 })
     }
@@ -561,13 +581,17 @@ impl Generator {
             Traffic::Replay(_) => 1,
         };
         let clock = Clock::start();
-        let magic = fastrand::u16(..);
+        // Frames end with zeros (padding) more often than with anything else.
+        let magic = fastrand::u16(1..u16::MAX);
         let sums = filler_sums();
-        let receiving_macs: Vec<Option<MacAddr>> =
-            ports.iter().filter(|port| port.role.receives).map(|port| port.capabilities.mac).collect();
+        let receiving: Vec<(usize, Option<MacAddr>)> = ports
+            .iter()
+            .enumerate()
+            .filter(|(_, it)| it.role.receives)
+            .map(|(i, it)| (i, it.capabilities.mac))
+            .collect();
         let receives = ports.iter().any(|port| port.role.receives);
         let is_measured = receives && matches!(trial.traffic, Traffic::Flows(_));
-        let before: Vec<(QueueStats, QueueStats)> = ports.iter().map(|port| queue_stats(&port.port)).collect();
 
         let shared = Shared {
             sending: AtomicUsize::new(senders),
@@ -582,15 +606,15 @@ impl Generator {
         let (mut streams, mut sending, mut asked) = (0, 0, Some(0.0));
         for (index, Started { port, role, capabilities, .. }) in ports.iter_mut().enumerate() {
             let StartedPort { port, rx, tx } = port;
-            for queue in rx.iter_mut() {
-                discard(queue);
-            }
             queues.extend(rx.iter_mut().map(|queue| (index, *role, queue)));
             controls.push(port);
             if !role.sends {
                 continue;
             }
-            let peer = receiving_macs.get(sending % receiving_macs.len().max(1)).copied().flatten();
+            // No port sends to itself: a bridge forwards no such frame.
+            let others: Vec<Option<MacAddr>> =
+                receiving.iter().filter(|(other, _)| *other != index).map(|(_, mac)| *mac).collect();
+            let peer = others.get(sending % others.len().max(1)).copied().flatten();
             let rate = rates[sending];
             sending += 1;
             let pps = rate.and_then(|rate| match &trial.traffic {
@@ -603,7 +627,10 @@ impl Generator {
                 Traffic::Flows(flows) => flows.count().map_err(Failure::usage)?.min(senders),
                 Traffic::Replay(_) => 1,
             };
+            let mut planned = 0;
             for ((part, lanes), queue) in lanes.iter_mut().enumerate().take(active).zip(tx.iter_mut()) {
+                // A sender has the load of its flows.
+                let mut share = 1.0;
                 let source = match &trial.traffic {
                     Traffic::Flows(flows) => {
                         let part = Part { index: part, of: active };
@@ -612,19 +639,22 @@ impl Generator {
                             FlowSource::new(flows, addresses, part, (magic, streams as u32), Arc::clone(&sums))
                                 .map_err(Failure::usage)?;
                         streams += source.streams();
+                        share = source.share();
                         Source::Flows(Box::new(source))
                     }
                     Traffic::Replay(replay) => Source::Replay { replay: Arc::clone(replay), next: 0 },
                 };
                 let left = match (trial.limit, &trial.traffic) {
-                    (Limit::Packets(n), _) => n / active as u64 + u64::from((part as u64) < n % active as u64),
+                    (Limit::Packets(n), _) if part + 1 == active => n - planned,
+                    (Limit::Packets(n), _) => ((n as f64 * share).round() as u64).min(n - planned),
                     (Limit::Passes(n), Traffic::Replay(replay)) => n.saturating_mul(replay.len() as u64),
                     _ => u64::MAX,
                 };
+                planned = left.saturating_add(planned);
                 lanes.push(Lane {
                     queue,
                     source,
-                    pacer: Pacer::new(rate.unwrap_or(Rate::Max).divided(active), 0),
+                    pacer: Pacer::new(rate.unwrap_or(Rate::Max).scaled(share), 0),
                     is_timed: rate.is_none(),
                     batch: Batch::new(),
                     left,
@@ -647,6 +677,11 @@ impl Generator {
             batch: Batch::new(),
             scratch: vec![0; SCRATCH],
         });
+        // What arrived before the trial, while its packets were prepared too, belongs to no count.
+        for (.., queue) in receiver.iter_mut().flat_map(|receiver| &mut receiver.queues) {
+            discard(queue);
+        }
+        let before: Vec<(QueueStats, QueueStats)> = controls.iter().map(|port| queue_stats(port)).collect();
         // The threads need a moment to start.
         let start = clock.now() + 5_000_000;
         let end = match trial.limit {
@@ -689,15 +724,24 @@ impl Generator {
             loop {
                 thread::sleep(TICK);
                 let now = Instant::now();
-                if stop.load(Ordering::Relaxed) && !shared.stop.swap(true, Ordering::Relaxed) && sent_at.is_none() {
-                    is_stopped = true;
+                if stop.load(Ordering::Relaxed) {
+                    // A stop after the sending ends the wait for late packets.
+                    if sent_at.is_some() && !is_stopped {
+                        break;
+                    }
+                    is_stopped |= sent_at.is_none() && !shared.stop.swap(true, Ordering::Relaxed);
                 }
                 for port in &mut controls {
                     for event in port.events() {
-                        if let PortEvent::Lost(why) = event {
-                            failure.get_or_insert(format!("port {} is lost: {why}", port.name()));
-                            shared.stop.store(true, Ordering::Relaxed);
-                        }
+                        let why = match event {
+                            PortEvent::Lost(why) => format!("port {} is lost: {why}", port.name()),
+                            PortEvent::Link(link) if link.state == LinkState::Down => {
+                                format!("the link of port {} went down during the run", port.name())
+                            }
+                            _ => continue,
+                        };
+                        failure.get_or_insert(why);
+                        shared.stop.store(true, Ordering::Relaxed);
                     }
                 }
                 // A thread that has panicked ends the trial.
@@ -747,18 +791,20 @@ impl Generator {
         }
         let received = received.ok_or_else(|| Failure::failed("the receiver has no result"))?;
         let sent = shared.sent[0].load(Ordering::Relaxed);
+        let passed = Duration::from_nanos(last.saturating_sub(start));
         let duration = match trial.limit {
-            // Between the last packet and the end, none was due.
-            Limit::Time(time) if !is_stopped && failure.is_none() => time,
-            // The interval after the last packet belongs to it.
+            // Between the last packet and the end, none was due. A late sender needed longer.
+            Limit::Time(time) if !is_stopped && failure.is_none() => time.max(passed),
+            // The interval after the last packet of each port belongs to it.
             _ => {
-                Duration::from_nanos(last.saturating_sub(start)).mul_f64(sent.max(2) as f64 / (sent.max(2) - 1) as f64)
+                let each = (sent / sending.max(1) as u64).max(2) as f64;
+                passed.mul_f64(each / (each - 1.0))
             }
         };
         let mut dropped_at_port = 0;
         let mut results = Vec::new();
         for ((port, (rx, tx)), (foreign, looped)) in ports.iter().zip(&before).zip(&received.ports) {
-            let now = queue_stats(&port.port);
+            let now = queue_stats(&port.port.port);
             let (rx, tx) = (since(&now.0, rx), since(&now.1, tx));
             if port.role.sends {
                 dropped_at_port += tx.dropped();
@@ -771,7 +817,9 @@ impl Generator {
             asked_pps: asked.filter(|_| trial.rate.is_some()),
             duration,
             sent: sent.saturating_sub(dropped_at_port),
-            sent_bytes: shared.sent[1].load(Ordering::Relaxed),
+            // Which of the accepted packets the ports dropped is not known.
+            sent_bytes: (shared.sent[1].load(Ordering::Relaxed) as f64
+                * (sent.saturating_sub(dropped_at_port) as f64 / sent.max(1) as f64)) as u64,
             dropped_at_port,
             is_measured,
             order: received.tracker.order,
@@ -828,14 +876,14 @@ fn discard(queue: &mut RxQueue) {
     }
 }
 
-fn queue_stats(port: &StartedPort) -> (QueueStats, QueueStats) {
+fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
     let sum = |queues: Vec<QueueStats>| {
         queues.iter().fold(QueueStats::default(), |mut sum, queue| {
             sum.add(queue);
             sum
         })
     };
-    (sum(port.port.rx_statistics()), sum(port.port.tx_statistics()))
+    (sum(port.rx_statistics()), sum(port.tx_statistics()))
 }
 
 /// Returns the counts between two moments.

@@ -77,7 +77,7 @@ pub struct RouteLimits {
 }
 
 impl Default for RouteLimits {
-    /// 2 GiB, enough for about 60 million IPv4 routes.
+    /// 2 GiB, enough for about 60 million IPv4 routes in one VRF, and for about half as many in many large VRFs.
     fn default() -> Self {
         Self { bytes: 2 << 30 }
     }
@@ -311,7 +311,7 @@ impl RouteView<'_> {
     }
 
     /// Looks up a batch. Each level of the trees is a pass over all addresses, which prefetches the next level, so that
-    /// the cache misses overlap. No step depends on a branch that the addresses decide.
+    /// the cache misses overlap. No step of a pass depends on a branch that the addresses decide.
     #[inline(always)]
     fn lookup_batch<A: Address>(
         &self,
@@ -442,8 +442,10 @@ impl RouteWriter {
         // A table keeps its direct table until it has much fewer routes.
         let bits = |routes: usize| DIRECT_BITS.iter().rev().find(|(_, from)| routes >= *from).map_or(0, |it| it.0);
         let wanted = bits(tree.routes).max(tree.direct.bits.min(bits(tree.routes * 4)));
-        let in_use = self.forest.block_memory.bytes() + self.forest.record_memory.bytes();
-        let has_room = in_use + (size_of::<u32>() << wanted) <= self.limits.bytes;
+        // Half of the memory stays for routes. The array keeps room for a copy of all blocks, as in `insert`.
+        let (blocks, table) = (&self.forest.block_memory, size_of::<u32>() << wanted);
+        let in_use = blocks.bytes() + self.forest.record_memory.bytes();
+        let has_room = in_use + table <= self.limits.bytes / 2 && blocks.unused_bytes() >= blocks.bytes() + 2 * table;
         if wanted < tree.direct.bits || (wanted > tree.direct.bits && has_room) {
             let before = tree.direct;
             tree.direct = self.forest.new_direct(tree, wanted);

@@ -225,7 +225,11 @@ impl<S: Stage> Stage for RuleStage<S> {
                 context.end_part("ingress rules");
             }
             if !cut.is_empty() {
-                return cut.iter_mut().for_each(|batch| self.process(context, batch));
+                return cut.iter_mut().for_each(|batch| {
+                    self.process(context, batch);
+                    // The caller sends only the packets that remain in its own batch.
+                    context.forward(batch);
+                });
             }
         }
         if !batch.is_empty() {
@@ -338,11 +342,13 @@ impl<S> RuleStage<S> {
         let mut packets: [Option<Packet>; BATCH] = std::array::from_fn(|_| None);
         let mut tagged: [Option<&TagEntry>; BATCH] = [None; BATCH];
         let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
+        let mut marks = [None; BATCH];
         let mut places = [0; BATCH];
         let mut unmatched = Batch::new();
         let mut count = 0;
         batch.filter_map(|mut packet| {
-            let tag = packet.mark().and_then(|tag| tags.get(guard, tag));
+            marks[count] = packet.mark();
+            let tag = marks[count].and_then(|tag| tags.get(guard, tag));
             // A tag is not a mark of the user.
             packet.set_flags(packet.flags().without(Flags::MARK));
             tagged[count] = tag;
@@ -369,6 +375,28 @@ impl<S> RuleStage<S> {
             packets[places[at]] = Some(packet);
             at += 1;
         });
+        let (mut chosen, mut at) = (0, 0);
+        for (i, (packet, tagged)) in packets.iter_mut().zip(tagged).enumerate() {
+            let Some(packet) = packet else { continue };
+            let cuts = match tagged {
+                Some(entry) => tagged_must_cut(context, rule_ports, egress, packet, entry),
+                None => {
+                    let (hit, headers) = (found[at], parsed.as_slice().get(at));
+                    at += 1;
+                    hit.zip(headers).is_some_and(|(hit, headers)| hit.program().must_cut(packet, headers))
+                }
+            };
+            chosen |= u64::from(cuts) << i;
+        }
+        if chosen != 0 {
+            // The frames are matched again, with the tags of the packets.
+            for (packet, mark) in packets.into_iter().zip(marks) {
+                let Some(mut packet) = packet else { continue };
+                mark.into_iter().for_each(|mark| packet.set_mark(mark));
+                let _ = batch.push(packet);
+            }
+            return cut_superframes(context, rule_ports, batch, chosen);
+        }
         let mut at = 0;
         for (packet, tagged) in packets.into_iter().zip(tagged) {
             let Some(mut packet) = packet else { continue };
@@ -475,6 +503,23 @@ fn must_cut(batch: &Batch, found: &[Option<Hit<'_>>], parsed: &[Parsed]) -> Opti
         })
     };
     Some(if any { chosen() } else { 0 }).filter(|chosen| *chosen != 0)
+}
+
+/// Returns whether a packet with a tag must be cut before the actions of its rule. Only a rule of which the NIC leaves
+/// all actions to workers may change headers.
+fn tagged_must_cut(
+    context: &Context<'_>,
+    rule_ports: &RulePorts,
+    lookup: &RuleLookup,
+    packet: &mut Packet,
+    entry: &TagEntry,
+) -> bool {
+    if !packet.flags().contains(Flags::TX_SEGMENT) || entry.rest.is_some() {
+        return false;
+    }
+    let hit = entry.record.and_then(|record| lookup.hit_of_record(context.guard(), context.now(), record));
+    let parsed = parse_packet(&rule_ports.parser, packet);
+    hit.zip(parsed.ok()).is_some_and(|(hit, parsed)| hit.program().must_cut(packet, &parsed))
 }
 
 /// Empties the batch. Returns its packets in order, with frames in place of the chosen superframes.

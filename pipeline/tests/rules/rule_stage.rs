@@ -19,6 +19,11 @@ fn cross(context: &mut Context<'_>, batch: &mut Batch) {
     context.send_batch(PortId::new(u16::from(port.is_none_or(|port| port.number() == 0))), batch);
 }
 
+/// Leaves all packets in the batch, with port 1 as their output port.
+fn leave(_: &mut Context<'_>, batch: &mut Batch) {
+    batch.iter_mut().for_each(|packet| packet.set_out_port(PortId::new(1)));
+}
+
 struct Bench<S> {
     stepped: SteppedRuntime<S>,
     rules: RuleControl,
@@ -150,10 +155,11 @@ fn in_vxlan(frame: &[u8]) -> Vec<u8> {
 #[test]
 fn superframes_are_cut_before_their_udp_port_changes() {
     let other = datagram(1, 3, 5, 55);
-    for direction in ["ingress", "egress"] {
+    let cases = [("ingress", cross as Inner), ("egress", cross), ("ingress", leave), ("egress", leave)];
+    for (direction, inner) in cases {
         // The new port, and the frames of both superframes that leave: datagrams of 7, 7 and 6 bytes.
         for (port, frames) in [(4789, [3, 3]), (6635, [3, 3]), (99, [1, 3])] {
-            let mut bench = bench(KernelPunt::No("paper"));
+            let mut bench = bench_of(KernelPunt::No("paper"), inner);
             bench.set(&[&format!("{direction} prio 1: ipv4 / udp src 6 => set udp dst {port}, count")]);
             let plain = datagram(1, 2, 6, 53);
             let mut tunnel = in_vxlan(&datagram(1, 2, 6, 53));

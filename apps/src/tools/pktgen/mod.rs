@@ -208,15 +208,16 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
         last = *progress;
     })?;
     let closed = generator.close();
-    if let Some((path, file)) = hlog {
-        result.write_hlog(file, start).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
-    }
     if json {
         let ports: Vec<_> = described.iter().map(|(name, text)| json!({ "name": name, "mode": text })).collect();
         let check = check.as_ref().map(SelfCheck::to_json);
         print_json(&json!({ "result": result.to_json(), "self_check": check, "ports": ports }))?;
     } else {
         print(result.text())?;
+    }
+    // A full disk must not cost the result.
+    if let Some((path, file)) = hlog {
+        result.write_hlog(file, start).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
     }
     match result.failure {
         Some(why) => Err(Failure::failed(why)),

@@ -7,6 +7,7 @@ use clap::Args;
 use wirepath::Config;
 use wirepath::cli::{self, Failure, Stop, print_summary};
 use wirepath::control_socket::ControlSocket;
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, PortId};
 use wirepath_pipeline::{Context, Control, Rates, RunOptions, Runtime};
 
@@ -15,7 +16,8 @@ use crate::pktgen::ports::{PortName, Role};
 /// Sends every packet back to where it came from, with addresses and ports swapped
 ///
 /// MAC addresses, IP addresses and the ports of TCP and UDP are exchanged, of the outermost headers; checksums stay
-/// valid. Packets with invalid headers are dropped and counted. It runs until Ctrl-C and prints a summary.
+/// valid. Packets with invalid headers or a group address are dropped and counted. It runs until Ctrl-C and prints a
+/// summary.
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// Ports to reflect on: DRIVER:DEVICE, a DEVICE, or the name of a port in --config
@@ -45,7 +47,12 @@ impl Control for Live {
 /// Exchanges the addresses of each packet and sends it to the port that it came from.
 fn reflect(context: &mut Context<'_>, batch: &mut Batch) {
     let port: Option<PortId> = context.in_port();
-    context.parse_each(batch, |_, mut packet, parsed| {
+    context.parse_each(batch, |context, mut packet, parsed| {
+        // A group address is no source, and two reflectors would send such packets to each other for ever.
+        if packet.data().first().is_some_and(|byte| byte & 1 != 0) {
+            context.drop(packet, DropReason::NotRoutable);
+            return None;
+        }
         let mut headers = packet.headers_mut(parsed);
         if let Some(mut udp) = headers.udp() {
             udp.swap_ports();
