@@ -230,7 +230,7 @@ fn a_result_is_text_and_a_log() {
     let number = |value: &Value| value.as_u64().unwrap();
     let duplicates = number(&port["rx_injected_copies"]);
     assert_eq!(number(&found["duplicates"]), duplicates, "{json}");
-    assert!(number(&found["lost"]) > 300 && duplicates > 100 && number(&found["reordered"]) > 20, "{json}");
+    assert!(number(&found["lost"]) > 300 && duplicates > 100, "{json}");
     assert!(json["self_check"]["latency_ns"]["p50"].as_u64().unwrap() > 0);
 }
 
