@@ -267,15 +267,15 @@ fn shown_rules_of_filters_can_be_removed() {
     let rules = [
         "ingress: any => drop",
         "ingress prio 007: any => count, drop",
-        "ingress   prio 2:  eth  dst 01:00:00:00:00:00/1 => limit 5 pps",
+        "ingress   prio 2:  eth  dst 02:00:00:00:00:0A => limit 5 pps",
         "ingress prio 3: eth type 0x88cc => drop",
         "ingress prio 4: vlan vid 7 => count",
         "ingress prio 5: port id lan / arp => count",
         "ingress prio 6: ipv4 src 10.0.0.0/8 dst 10.1.2.3 / tcp dst 0x50 => limit 1M bps",
         "ingress prio 7: ipv4 dscp 46 / udp src 53 => limit 1000000 bps, count",
-        "ingress prio 8: ipv6 dst FD00:0::1 / tcp flags 0x02/0x02 => drop",
+        "ingress prio 8: ipv6 dst FD00:0::1 / tcp flags syn+!ack => drop",
         "ingress prio 9: ipv6 / icmpv6 type 135 => count",
-        "ingress prio 10: icmp => limit 1000 kbps",
+        "ingress prio 10: icmp => limit 1000k bps",
         "ingress prio 11: ipv4 / udp / vxlan vni 9 / inner ipv4 dst 10.9.9.9 => drop",
     ];
     let list = |rules: &[&str]| rules.iter().map(|rule| format!("'{rule}'")).collect::<Vec<_>>().join(", ");
