@@ -45,7 +45,7 @@ impl Reconfigure for GatewayMonitor {
     fn can_change(&self, path: &[String]) -> bool {
         match path {
             [table, key, ..] if table == "underlay" => !FIXED.contains(&key.as_str()),
-            [table, ..] => ["segment", "bfd", "log"].contains(&table.as_str()),
+            [table, ..] => ["segment", "vrf", "bfd", "log"].contains(&table.as_str()),
             [] => false,
         }
     }

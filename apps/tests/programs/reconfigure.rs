@@ -279,7 +279,8 @@ fn shown_rules_of_filters_can_be_removed() {
         "ingress prio 11: ipv4 / udp / vxlan vni 9 / inner ipv4 dst 10.9.9.9 => drop",
     ];
     let list = |rules: &[&str]| rules.iter().map(|rule| format!("'{rule}'")).collect::<Vec<_>>().join(", ");
-    let filter = format!("ports = [{{ port = 'lan' }}]\nfilter = [{}]\n", list(&rules));
+    let router = "vrf = 'x'\naddresses = ['10.5.0.1/24']\n";
+    let filter = format!("ports = [{{ port = 'lan' }}]\n{router}filter = [{}]\n", list(&rules));
     let vrf = format!("[[vrf]]\nname = 'x'\nfilter = [{}]\n", list(&rules));
     let tables = GATEWAY_TABLES.replace("ports = [{ port = 'lan' }]\n", &filter);
     let program = Program::start(GATEWAY, &format!("{PORTS}{tables}{vrf}"));

@@ -861,7 +861,7 @@ fn remotes_behind_sids_may_be_named() {
         let text = format!(
             "[underlay]\nport = 'wan'\naddresses = ['fd00:9::1/64']\n[[segment]]\nname = 'sid'\nkind = 'srv6'\n\
              ports = [{{ port = 'lan' }}]\nremotes = ['fd00:9::2']\n\
-             srv6 = {{ local_sid = 'fd00:1::1', segs = ['fd00:2::1'] }}\n[bfd]\n{except}\n"
+             srv6 = {{ local_sid = 'fd00:1::1', segs = ['fd00:9::2'] }}\n[bfd]\n{except}\n"
         );
         let source = Source::new("test", &text);
         let document = source.parse().unwrap();
