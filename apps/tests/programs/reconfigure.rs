@@ -299,6 +299,22 @@ fn shown_rules_of_filters_can_be_removed() {
     program.stop();
 }
 
+/// Routes come and go while the gateway runs.
+#[test]
+fn routes_change_while_the_gateway_runs() {
+    let router = "ports = [{ port = 'lan' }]\nvrf = 'x'\naddresses = ['10.5.0.1/24']\n";
+    let tables = GATEWAY_TABLES.replace("ports = [{ port = 'lan' }]\n", router);
+    let program = Program::start(GATEWAY, &format!("{PORTS}{tables}[[vrf]]\nname = 'x'\n"));
+    let has = || program.rows("routes", "to").to_string().contains("10.66.0.0/16");
+    assert!(!has());
+    let route = ["route", "vrf=x", "to=10.66.0.0/16"];
+    program.wirepath(&[&["add"], &route[..], &["discard=blackhole"]].concat());
+    assert!(has(), "{}", program.rows("routes", "to"));
+    program.wirepath(&[&["remove"], &route[..]].concat());
+    assert!(!has(), "{}", program.rows("routes", "to"));
+    program.stop();
+}
+
 /// A remote that carried frames before its session has a line in the log at the end of the grace time.
 #[test]
 fn the_log_has_the_end_of_the_grace_time() {
