@@ -23,7 +23,7 @@ pub fn ticks() -> u64 {
 /// Returns the ticks between two results of [`ticks`]; 0 if the counter went back. It may do so where the counters of
 /// processors differ and a thread moves.
 #[inline(always)]
-pub(crate) fn ticks_between(from: u64, to: u64) -> u64 {
+pub fn ticks_between(from: u64, to: u64) -> u64 {
     let passed = to.wrapping_sub(from);
     if passed > u64::MAX / 2 { 0 } else { passed }
 }

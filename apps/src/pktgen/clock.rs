@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wirepath_pipeline::clock::{tick_hz, ticks};
+use wirepath_pipeline::clock::{tick_hz, ticks, ticks_between};
 
 /// Nanoseconds since its creation, by the time-stamp counter. All copies agree: it is never set again, so differences
 /// of times have no steps. Its frequency is exact to about 10 ppm.
@@ -23,10 +23,7 @@ impl Clock {
     /// Returns the time in nanoseconds.
     #[inline(always)]
     pub fn now(&self) -> u64 {
-        let passed = ticks().wrapping_sub(self.base);
-        // A counter that went back, on another processor, is no time far away.
-        let passed = if passed > u64::MAX / 2 { 0 } else { passed };
-        ((u128::from(passed) * u128::from(self.scale)) >> 32) as u64
+        ((u128::from(ticks_between(self.base, ticks())) * u128::from(self.scale)) >> 32) as u64
     }
 
     /// Measures the nanoseconds that a read of the clock takes.

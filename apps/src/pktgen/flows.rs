@@ -72,13 +72,17 @@ pub struct FlowSet {
 }
 
 impl FlowSet {
+    /// Number of flows of a stack.
+    fn flows_of(&self, stack: &Stack) -> u64 {
+        self.flows.map_or(stack.flows(), |most| most.min(stack.flows()))
+    }
+
     /// Number of flows of a port.
     ///
     /// # Errors
     /// If they are too many.
     pub fn count(&self) -> Result<usize, String> {
-        let of = |stack: &Stack| self.flows.map_or(stack.flows(), |most| most.min(stack.flows()));
-        let total: u64 = self.stacks.iter().fold(0, |sum, stack| sum.saturating_add(of(stack)));
+        let total: u64 = self.stacks.iter().fold(0, |sum, stack| sum.saturating_add(self.flows_of(stack)));
         if total > MAX_FLOWS {
             return Err(format!(
                 "the ranges have {total} flows, and {MAX_FLOWS} are possible; make a range smaller, or give --flows"
@@ -261,8 +265,7 @@ impl FlowSource {
         let (mut headers, mut flows) = (Vec::new(), Vec::new());
         let mut number = 0;
         for (index, stack) in stacks.iter().enumerate() {
-            let count = set.flows.map_or(stack.flows(), |most| most.min(stack.flows()));
-            for flow in 0..count {
+            for flow in 0..set.flows_of(stack) {
                 if number % part.of == part.index {
                     flows.push((index as u32, headers.len() as u32));
                     stack.emit(flow, &mut headers);

@@ -30,7 +30,7 @@ pub struct Order {
     pub max_distance: u64,
     /// Reordered packets so late that a duplicate could not be told from a first copy. They count as first copies.
     pub beyond_window: u64,
-    /// Intact packets of streams that nobody sends.
+    /// Intact packets whose stream number does not belong to the run.
     pub unknown_stream: u64,
 }
 

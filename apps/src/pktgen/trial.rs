@@ -109,8 +109,6 @@ pub struct TrialResult {
     pub order: Order,
     /// Bytes of the received packets, with frame check sequences: first copies, or all packets of a capture.
     pub received_bytes: u64,
-    /// Time from the first received packet to the last one.
-    pub receive_duration: Duration,
     /// Packets of the run whose payload had changed. They count as lost too.
     pub corrupt: u64,
     /// Delays of the first copies, in nanoseconds.
@@ -236,8 +234,6 @@ struct ReceiverCounts {
     corrupt: u64,
     /// Foreign and looped packets of each port.
     ports: Vec<(u64, u64)>,
-    first: Option<u64>,
-    last: u64,
 }
 
 /// Times between two turns of a thread.
@@ -420,8 +416,6 @@ impl Receiver<'_> {
             });
             all += counts.tracker.order.distinct - before;
             if all > 0 {
-                counts.first.get_or_insert(now);
-                counts.last = now;
                 counts.bytes += bytes;
                 shared.received[0].fetch_add(all, Ordering::Relaxed);
                 shared.received[1].fetch_add(bytes, Ordering::Relaxed);
@@ -665,8 +659,7 @@ impl Generator {
         }
         let tracker = Tracker::new(streams);
         let window = tracker.window();
-        let counts =
-            ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); controls.len()], first: None, last: 0 };
+        let counts = ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); controls.len()] };
         let mut receiver = Some(Receiver {
             queues,
             clock,
@@ -824,9 +817,6 @@ impl Generator {
             is_measured,
             order: received.tracker.order,
             received_bytes: received.bytes,
-            receive_duration: Duration::from_nanos(
-                received.last.saturating_sub(received.first.unwrap_or(received.last)),
-            ),
             corrupt: received.corrupt,
             latency: received.tracker.latency,
             jitter,

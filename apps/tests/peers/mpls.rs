@@ -80,6 +80,7 @@ for f in inner:
 ",
     );
     let mut receiver = Receiver::start(&world, kind, "vni = 42", &good);
+    assert_eq!(receiver.each, 4);
     let bad = scapy(
         &world,
         kind,

@@ -89,6 +89,8 @@ pub(crate) struct Receiver {
     wire: FramePort,
     /// A tunnel packet, and the frame in it.
     pub(crate) first: [Vec<u8>; 2],
+    /// Tunnel packets for each of the frames.
+    pub(crate) each: usize,
 }
 
 impl Receiver {
@@ -100,12 +102,13 @@ impl Receiver {
         oracle::assert_clean(good);
         let inner = scapy(world, "", "[emit(Ether(bytes(f))) for f in inner]");
         assert_eq!((good.len() % inner.len(), good.is_empty()), (0, false));
+        let each = good.len() / inner.len();
         for (n, outer) in good.iter().enumerate() {
-            let inner = &inner[n / (good.len() / inner.len())];
+            let inner = &inner[n / each];
             assert_eq!(exchange(&wire, &mut host, outer, inner), *inner, "frame {n}");
         }
         let first = [good[0].clone(), inner[0].clone()];
-        Self { gateway, host, wire, first }
+        Self { gateway, host, wire, first, each }
     }
 
     /// Sends packets that the gateway drops, and waits until it has read all of them.

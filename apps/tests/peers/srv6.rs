@@ -70,6 +70,7 @@ for f in inner:
 ",
     );
     let mut receiver = Receiver::start(&world, "srv6", &table("", ""), &good);
+    assert_eq!(receiver.each, 7);
     let bad = scapy(
         &world,
         "

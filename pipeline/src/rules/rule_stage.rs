@@ -370,23 +370,17 @@ impl<S> RuleStage<S> {
             parsed.parse(&rule_ports.parser, context, &mut unmatched);
             ingress.find(guard, context.now(), unmatched.as_slice(), parsed.as_slice(), &mut found[..unmatched.len()]);
         }
-        let mut at = 0;
+        let cuts = must_cut(&unmatched, &found, parsed.as_slice()).unwrap_or(0);
+        let (mut chosen, mut at) = (0, 0);
         unmatched.drain_front(unmatched.len(), |packet| {
+            chosen |= (cuts >> at & 1) << places[at];
             packets[places[at]] = Some(packet);
             at += 1;
         });
-        let (mut chosen, mut at) = (0, 0);
-        for (i, (packet, tagged)) in packets.iter_mut().zip(tagged).enumerate() {
-            let Some(packet) = packet else { continue };
-            let cuts = match tagged {
-                Some(entry) => tagged_must_cut(context, rule_ports, egress, packet, entry),
-                None => {
-                    let (hit, headers) = (found[at], parsed.as_slice().get(at));
-                    at += 1;
-                    hit.zip(headers).is_some_and(|(hit, headers)| hit.program().must_cut(packet, headers))
-                }
-            };
-            chosen |= u64::from(cuts) << i;
+        for (i, (packet, entry)) in packets.iter_mut().zip(tagged).enumerate() {
+            if let Some((packet, entry)) = packet.as_mut().zip(entry) {
+                chosen |= u64::from(tagged_must_cut(context, rule_ports, egress, packet, entry)) << i;
+            }
         }
         if chosen != 0 {
             // The frames are matched again, with the tags of the packets.

@@ -275,7 +275,7 @@ impl Sender {
     }
 
     /// Handles that the kernel refused the superframe in front as invalid. `is_again`: it did so in the last call too,
-    /// and nobody segmented the superframe.
+    /// and the caller has not segmented the superframe.
     #[cold]
     fn refuse_superframe(&mut self, batch: &mut Batch, is_again: bool) {
         match self.burst.first_form() {
