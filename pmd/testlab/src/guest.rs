@@ -3,6 +3,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -16,7 +17,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// Maximum time of a command in [`LinuxGuest::run`].
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// Time after which a guest that nobody stops powers off.
-const LIFETIME: Duration = Duration::from_secs(20 * 60);
+const LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// Memory of the guest in MiB.
 const MEMORY: &str = "512";
 /// First part of the names of files of background commands in the guest.
@@ -97,6 +98,34 @@ pub struct LinuxGuest {
     commands: BufReader<UnixStream>,
     jobs: u32,
     _files: TempDir,
+    // The last field: the machine has ended when the next one boots.
+    _slot: Slot,
+}
+
+/// Number of guests of this process.
+static RUNNING: Mutex<usize> = Mutex::new(0);
+/// A guest has ended.
+static ENDED: Condvar = Condvar::new();
+
+/// The right to run a guest. Emulation takes a whole processor, so a process has at most one guest for each of them.
+/// Other tests mostly wait, and more of them than processors may run.
+#[derive(Debug)]
+struct Slot;
+
+impl Slot {
+    fn take() -> Self {
+        let limit = std::thread::available_parallelism().map_or(1, usize::from);
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        *ENDED.wait_while(running, |running| *running >= limit).unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+    }
 }
 
 /// A background command in a [`LinuxGuest`].
@@ -105,7 +134,8 @@ pub struct LinuxGuest {
 pub struct GuestJob(u32);
 
 impl LinuxGuest {
-    /// Boots a guest. It needs [`crate::Requirement::GUEST`].
+    /// Boots a guest. It needs [`crate::Requirement::GUEST`]. While the process has as many guests as the machine has
+    /// processors, it waits.
     ///
     /// `taps` are TAP devices of the namespace; they are `eth0`, `eth1` and so on in the guest. `programs` of this
     /// machine are copied beside `ip`, `bridge` and `tc`, with their libraries. The guest also has busybox.
@@ -114,14 +144,17 @@ impl LinuxGuest {
     /// If the guest takes no commands within three minutes. The message has its console.
     #[track_caller]
     pub fn boot(namespace: &Namespace, taps: &[&str], programs: &[&str]) -> Self {
+        let slot = Slot::take();
         let files = tempfile::tempdir().expect("a temporary folder");
         let kernel = kernel_folder().expect("a kernel for the guest: scripts/guest-kernel");
         let initial = initial_ram_disk(files.path(), &kernel, programs);
         let socket = files.path().join("commands");
         let mut arguments: Vec<String> = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"]
             .into_iter()
-            .chain(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", MEMORY, "-display", "none"])
-            .chain(["-serial", "stdio", "-append", "console=ttyS0 quiet panic=-1", "-device", "virtio-serial-pci"])
+            .chain(["-machine", "q35", "-accel", "tcg", "-cpu", "max,-erms,-fsrm", "-m", MEMORY, "-display", "none"])
+            // Mitigations for processors are slow in emulation and protect nothing here.
+            .chain(["-serial", "stdio", "-append", "console=ttyS0 quiet panic=-1 mitigations=off"])
+            .chain(["-device", "virtio-serial-pci"])
             .chain(["-device", "virtserialport,chardev=commands"])
             .map(str::to_owned)
             .collect();
@@ -142,7 +175,8 @@ impl LinuxGuest {
                 Err(error) => give_up(machine, &format!("QEMU does not start: {error}")),
             }
         };
-        let mut guest = Self { machine: Some(machine), commands: BufReader::new(stream), jobs: 0, _files: files };
+        let mut guest =
+            Self { machine: Some(machine), commands: BufReader::new(stream), jobs: 0, _files: files, _slot: slot };
         let first = guest.line(end);
         assert_eq!(first, "ready", "the first line of the guest");
         guest

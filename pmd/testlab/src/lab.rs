@@ -264,8 +264,8 @@ struct LabPermit {
     thread: ThreadId,
 }
 
-/// Threads that have labs. Tests with real traffic mostly wait, so as many as there are processors keep these
-/// busy. More would only disturb each other.
+/// Threads that have labs. Tests with real traffic wait two thirds of their time, so twice as many as there are
+/// processors keep these busy. More would only disturb each other.
 static HOLDERS: Mutex<Vec<(ThreadId, u32)>> = Mutex::new(Vec::new());
 static FREE: Condvar = Condvar::new();
 
@@ -274,7 +274,7 @@ fn permit_holders() -> MutexGuard<'static, Vec<(ThreadId, u32)>> {
 }
 
 fn max_holders() -> usize {
-    std::thread::available_parallelism().map_or(1, |processors| processors.get().min(4))
+    std::thread::available_parallelism().map_or(2, |processors| (2 * processors.get()).min(8))
 }
 
 impl LabPermit {
