@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use wirepath_pipeline::tunnel::underlay::Addresses;
+use wirepath_testlab::SetOnDrop;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, ethernet, icmpv4, icmpv6, ipv4, ipv6, udp};
 
 use crate::world::{Variant, World, remote_address};
@@ -41,9 +42,10 @@ pub(crate) fn lose_no_ping(variant: Variant) {
             println!("{sent} frames in {:?}", begin.elapsed());
             sent
         });
+        let end = SetOnDrop(&stop);
         let (count, interval) = (PINGS.0.to_string(), PINGS.1);
         let outcome = host.run(&["ping", "-n", "-i", interval, "-W", "5", "-c", &count, &remote_address(0)]);
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         (outcome, flood.join().expect("the flood"))
     });
     let summary = gateway.stop();

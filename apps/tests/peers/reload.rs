@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use wirepath_testlab::{Namespace, eventually, print_uncaptured};
+use wirepath_testlab::{Namespace, SetOnDrop, eventually, print_uncaptured};
 
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
@@ -20,15 +20,6 @@ const RELOADS: usize = 200;
 const PORT_CHANGES: usize = 50;
 /// Time between two datagrams of a stream.
 const PACE: Duration = Duration::from_micros(500);
-
-/// Sets a flag when it is dropped.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// A client of the control socket of a program.
 struct Client {
@@ -110,7 +101,7 @@ pub(crate) fn a_segment_that_stays_loses_nothing(variant: Variant) {
         let outward = scope.spawn(|| stream(host, remote, &remote_address(0), &stop));
         let inward = scope.spawn(|| stream(remote, host, &host_address(0), &stop));
         // The streams end with a failure too.
-        let end = StopAtEnd(&stop);
+        let end = SetOnDrop(&stop);
         let mut worked = 0;
         for n in 0..RELOADS {
             gateway.write_config(&if n % 2 == 0 { both(n) } else { alone.clone() });
@@ -162,7 +153,7 @@ pub(crate) fn ports_come_and_go_beside_a_stream(variant: Variant) {
     let counts = std::thread::scope(|scope| {
         let outward = scope.spawn(|| stream(host, remote, &remote_address(0), &stop));
         let inward = scope.spawn(|| stream(remote, host, &host_address(0), &stop));
-        let end = StopAtEnd(&stop);
+        let end = SetOnDrop(&stop);
         for n in 0..PORT_CHANGES {
             for text in [&both, &alone] {
                 gateway.write_config(text);
@@ -252,7 +243,7 @@ pub(crate) fn a_busy_kernel_stops_no_operator(variant: Variant) {
             });
             std::thread::sleep(Duration::from_millis(200));
             let changed = scope.spawn(|| {
-                let _end = StopAtEnd(&done);
+                let _end = SetOnDrop(&done);
                 let begin = Instant::now();
                 let answer = client.ask(&json!({ "request": "reload" }));
                 assert_eq!((&answer["ok"], &answer["applied"]), (&json!(true), &json!(true)), "{answer}");

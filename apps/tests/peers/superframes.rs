@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use wirepath_testlab::{Lab, Namespace, Veth, eventually, print_uncaptured};
+use wirepath_testlab::{Lab, Namespace, SetOnDrop, Veth, eventually, print_uncaptured};
 
 use crate::program::Program;
 use crate::world::{GATEWAY, VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
@@ -100,15 +100,6 @@ pub(crate) fn datagrams(from: &Namespace, to: &Namespace, address: &str) -> u32 
     })
 }
 
-/// Tells the receiver that the sender has ended or failed.
-struct EndOfSender<'a>(&'a AtomicBool);
-
-impl Drop for EndOfSender<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 /// Receives the datagrams that `send` sends. Each begins with its number, for which `content` returns all bytes.
 /// Returns how many arrived.
 fn numbered(to: &Namespace, address: &str, content: impl Fn(u32) -> Vec<u8> + Sync, send: impl FnOnce()) -> u32 {
@@ -137,7 +128,7 @@ fn numbered(to: &Namespace, address: &str, content: impl Fn(u32) -> Vec<u8> + Sy
             count
         });
         {
-            let _end = EndOfSender(&is_sent);
+            let _end = SetOnDrop(&is_sent);
             send();
         }
         arrived.join().expect("the receiver")

@@ -15,6 +15,7 @@ use wirepath_pipeline::epoch::{Domain, Reader};
 use wirepath_pipeline::rules::actions::DEFAULT_RSS_KEY;
 use wirepath_pipeline::rules::{Hit, Outcome, RuleCounters, RuleId, RuleLimits, RuleLookup, RuleTable, Timeouts};
 use wirepath_rule_oracle::{DropCause, PacketMetadata, Reference, Rng, Verdict, generate, show, shrink};
+use wirepath_testlab::SetOnDrop;
 use wirepath_wire::{Parsed, Parser};
 
 /// One event of a script.
@@ -388,15 +389,6 @@ fn marks(rng: &mut Rng, changes: usize) -> Vec<Vec<Step>> {
     script
 }
 
-/// Stops the workers when it is dropped.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 type Frame = (Vec<u8>, PacketMetadata);
 
 /// Returns the reference before and after each change.
@@ -489,7 +481,7 @@ fn forward(script: &[Vec<Step>], frames: &[Frame], planted: Planted) -> Result<S
         };
         let workers: Vec<_> = lookups.into_iter().enumerate().map(start).collect();
         // Stops the workers even if this thread panics.
-        let stopper = Stop(stop);
+        let stopper = SetOnDrop(stop);
         let (mut ids, mut rng) = (HashMap::new(), Rng::new(9));
         // Waits until each worker has processed this many more batches, or one has ended.
         let wait = |more: u64| {

@@ -6,6 +6,7 @@
 //!   afterwards, also after a panic.
 //! * [`FramePort`]: raw frames of an interface. [`VlanTagger`]: a host in a VLAN, without the 8021q module.
 //! * [`LinuxGuest`]: a host with Debian's kernel under QEMU.
+//! * [`SetOnDrop`]: ends a thread of a test.
 //! * [`oracle`]: tshark and scapy as independent implementations.
 //! * [`CountingAllocator`]: shows that a burst path does not allocate, and how much memory a structure takes.
 //!
@@ -28,7 +29,18 @@ pub use process::{Background, Outcome, run, spawn};
 pub use requirements::{Requirement, print_uncaptured, python, skip_or_fail};
 pub use vlan::VlanTagger;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Sets a flag when it is dropped. A thread that waits for the flag ends also if the test panics.
+#[derive(Debug)]
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 /// Calls `done` until it returns true or `limit` has passed. Returns whether it did. It serves to wait for
 /// other processes and for the kernel; the limit should be generous, because it only ends a hopeless wait.

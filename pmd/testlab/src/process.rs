@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::requirements::find_program;
 
-/// Maximum run time in [`run`].
-const LIMIT: Duration = Duration::from_secs(60);
+/// Maximum run time in [`run`]. It only ends a hopeless wait.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Result of a program.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Outcome {
     }
 }
 
-/// Runs a program to its end, at most a minute, without standard input.
+/// Runs a program to its end, at most five minutes, without standard input.
 #[track_caller]
 pub fn run(arguments: &[&str]) -> Outcome {
     spawn(arguments).wait(LIMIT)
