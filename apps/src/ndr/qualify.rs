@@ -315,7 +315,8 @@ impl Qualification {
                 .to_owned(),
             ("", false) => {
                 let list = cores.join(",");
-                format!("end other programs, or isolate processors: kernel parameters isolcpus={list} nohz_full={list}")
+                let isolate = format!("isolcpus={list} nohz_full={list}");
+                format!("end other programs, or isolate processors: kernel parameters {isolate}")
             }
             (isolated, true) => format!("name isolated processors with --cores: {isolated}"),
             (isolated, false) => format!(

@@ -1,7 +1,7 @@
 //! Multiple loss ratio search (MLRsearch, RFC 9971): the loads and durations of the trials, and what they show.
 //!
-//! [`Search`] knows nothing of ports. It asks for trials ([`Search::next_trial`]), takes their loss ([`Search::record`]), and
-//! keeps a lower and an upper bound for each goal. Trials count for all goals. Coarse bounds are found with short
+//! [`Search`] knows nothing of ports. It asks for trials ([`Search::next_trial`]) and takes their loss
+//! ([`Search::record`]). So it keeps a lower and an upper bound for each goal. Trials count for all goals. Coarse bounds are found with short
 //! trials and then refined, because most of the time goes to trials of full length.
 
 use std::time::Duration;
@@ -326,30 +326,37 @@ impl Selector {
 
     /// Returns the load that brings the bounds of a target closer together; `None` if they are close enough.
     fn candidate(&self, target: &Target, bounds: Bounds<'_>, loads: &[Load], grid: Grid) -> Option<u64> {
-        match (bounds.lower.map(|load| load.index), bounds.upper) {
-            (None, None) => Some(self.before.0.or(self.before.1).unwrap_or(grid.top)),
-            (Some(lower), None) if lower >= grid.top => None,
-            (Some(lower), None) => Some(match self.before.1 {
-                Some(before) if before > lower => before,
-                _ => {
-                    let up = lower + self.step;
-                    // A last interval that is narrower than asked costs a trial and gives nothing.
-                    if up + target.width >= grid.top { grid.top } else { up }
-                }
-            }),
-            (None, Some(upper)) if upper.index == 0 => None,
-            (None, Some(upper)) => Some(match self.before.0 {
-                Some(before) if before < upper.index => before,
-                _ => {
-                    let down = upper.index.saturating_sub(self.step).min(grid.below(forwarded(upper, target, grid)));
-                    if down <= target.width { 0 } else { down }
-                }
-            }),
-            (Some(lower), Some(upper)) => {
-                let width = upper.index - lower;
-                (width > target.width).then(|| self.between(target, (lower, width), loads))
-            }
+        let (lower, upper) = bounds.indices();
+        let is_close = match (lower, upper) {
+            (Some(lower), None) => lower == grid.top,
+            (None, Some(upper)) => upper == 0,
+            (Some(lower), Some(upper)) => upper - lower <= target.width,
+            (None, None) => false,
+        };
+        if is_close {
+            return None;
         }
+        // The bounds of the target before are the best guess, as long as nothing shows that they are wrong.
+        let inside = |index: &u64| lower.is_none_or(|it| *index > it) && upper.is_none_or(|it| *index < it);
+        match (self.before.0.filter(inside), self.before.1.filter(inside)) {
+            // The middle becomes one of the bounds, so one of the old ones suffices.
+            (Some(lower), Some(upper)) if upper - lower > target.width => return Some(lower + (upper - lower) / 2),
+            (Some(known), _) | (None, Some(known)) => return Some(known),
+            (None, None) => {}
+        }
+        Some(match (lower, bounds.upper) {
+            (None, None) => grid.top,
+            (Some(lower), None) => {
+                let up = lower + self.step;
+                // A last interval that is narrower than asked costs a trial and gives nothing.
+                if up + target.width >= grid.top { grid.top } else { up }
+            }
+            (None, Some(upper)) => {
+                let down = upper.index.saturating_sub(self.step).min(grid.below(forwarded(upper, target, grid)));
+                if down <= target.width { 0 } else { down }
+            }
+            (Some(lower), Some(upper)) => self.between(target, (lower, upper.index - lower), loads),
+        })
     }
 
     /// Returns a load between a lower bound and an upper one at a distance.
