@@ -264,11 +264,11 @@ impl Qualification {
         }
         if lost_share > limits.lost_share || noise.longest_gap > limits.longest_gap {
             let stolen = self.stolen.filter(|stolen| !stolen.is_zero());
-            let hypervisor =
+            let by_host =
                 stolen.map(|it| format!("; the hypervisor took {}", time(it.as_nanos() as f64))).unwrap_or_default();
             add(
                 format!(
-                    "{name} lost {:.2} % of the time in {} gaps, the longest of {}; {} % and {} are allowed{hypervisor}",
+                    "{name} lost {:.2} % of the time in {} gaps, the longest of {}; {} % and {} are allowed{by_host}",
                     lost_share * 100.0,
                     noise.gaps,
                     time(noise.longest_gap.as_nanos() as f64),

@@ -1,8 +1,8 @@
 //! Multiple loss ratio search (MLRsearch, RFC 9971): the loads and durations of the trials, and what they show.
 //!
 //! [`Search`] knows nothing of ports. It asks for trials ([`Search::next_trial`]) and takes their loss
-//! ([`Search::record`]). So it keeps a lower and an upper bound for each goal. Trials count for all goals. Coarse bounds are found with short
-//! trials and then refined, because most of the time goes to trials of full length.
+//! ([`Search::record`]). So it keeps a lower and an upper bound for each goal. Trials count for all goals. Coarse
+//! bounds are found with short trials and then refined, because most of the time goes to trials of full length.
 
 use std::time::Duration;
 

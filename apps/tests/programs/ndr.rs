@@ -429,10 +429,15 @@ fn a_device_that_loops_is_reported() {
     let run = left.run(&[&[WIREPATH], &ports[..], &stack, &SHORT].concat());
     let all: Value = serde_json::from_str(&run.expect()).unwrap();
     let search = &all["searches"][0];
-    // Each packet comes back once, and once to the right port, where it counts.
-    let sum = |name: &str| -> u64 {
-        search["trials"].as_array().unwrap().iter().map(|trial| trial[name].as_u64().unwrap()).sum()
-    };
-    let looped = search["faults"]["looped"].as_u64().unwrap();
-    assert!(looped > 100 && looped <= sum("sent") && sum("received") <= sum("sent"), "{all}");
+    // Each packet comes back once, and arrives once at the right port, where it counts.
+    let trials = search["trials"].as_array().unwrap();
+    let number = |trial: &Value, name: &str| trial[name].as_u64().unwrap();
+    assert!(search["faults"]["looped"].as_u64().unwrap() > 100, "{all}");
+    for trial in trials {
+        // The ends of a schedule are rounded.
+        let looped = trial["faults"]["looped"].as_u64().unwrap();
+        assert!(looped <= number(trial, "intended") + 2, "{trial}");
+        assert!(number(trial, "received") <= number(trial, "intended"), "{trial}");
+    }
+    assert!(trials.iter().any(|trial| number(trial, "received") > 0), "{all}");
 }
