@@ -275,7 +275,8 @@ impl Qualification {
                     limits.lost_share * 100.0,
                     time(limits.longest_gap.as_nanos() as f64),
                 ),
-                match stolen {
+                // The hypervisor has a part in most gaps, but is the cause only if it took most of the time.
+                match stolen.filter(|stolen| *stolen * 2 >= noise.lost) {
                     Some(_) => "give the virtual machine processors of its own".to_owned(),
                     None => self.isolation(),
                 },
