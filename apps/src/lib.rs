@@ -3,5 +3,6 @@
 
 pub mod gateway;
 pub mod l2fwd;
+pub mod ndr;
 pub mod pktgen;
 pub mod tools;

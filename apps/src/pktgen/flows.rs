@@ -56,6 +56,16 @@ pub enum Traffic {
     Replay(Arc<Replay>),
 }
 
+impl Traffic {
+    /// Mean length of the frames in bytes, with frame check sequence.
+    pub fn mean_size(&self) -> f64 {
+        match self {
+            Self::Flows(flows) => flows.sizes.mean(),
+            Self::Replay(replay) => replay.mean(),
+        }
+    }
+}
+
 /// Flows of one or more stacks.
 #[derive(Clone, Debug)]
 pub struct FlowSet {

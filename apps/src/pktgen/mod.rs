@@ -16,5 +16,6 @@ pub mod signature;
 pub mod size;
 pub mod tracker;
 mod trial;
+pub mod usage;
 
 pub use trial::{Generator, Limit, PortResult, Progress, Trial, TrialResult};

@@ -98,7 +98,7 @@ impl SelfCheck {
 }
 
 /// Returns a time with its unit.
-fn time(nanoseconds: f64) -> String {
+pub fn time(nanoseconds: f64) -> String {
     match nanoseconds {
         t if t < 1e3 => format!("{t:.0} ns"),
         t if t < 1e6 => format!("{:.2} us", t / 1e3),
@@ -107,7 +107,8 @@ fn time(nanoseconds: f64) -> String {
     }
 }
 
-fn histogram_json(histogram: &Histogram<u64>) -> Value {
+/// Returns the percentiles of a histogram as JSON.
+pub fn histogram_json(histogram: &Histogram<u64>) -> Value {
     if histogram.is_empty() {
         return json!({ "n": 0 });
     }
@@ -195,6 +196,8 @@ impl TrialResult {
             "skipped_seconds": self.skipped.as_secs_f64(),
             "longest_stall_ns": self.longest_stall.as_nanos() as u64,
             "stalls": self.stalls,
+            "involuntary_switches": self.usage.map(|usage| usage.involuntary_switches),
+            "page_faults": self.usage.map(|usage| usage.minor_faults + usage.major_faults),
             "streams": self.streams,
             "stopped": self.is_stopped,
             "failure": self.failure,

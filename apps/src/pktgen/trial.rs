@@ -20,6 +20,7 @@ use super::rate::{Pacer, Rate};
 use super::signature::{MAX_STREAMS, Reading, Signature};
 use super::size::FCS;
 use super::tracker::{Order, Tracker, histogram};
+use super::usage::ThreadUsage;
 
 /// Packets that a sender gives to a port at once.
 const BURST: usize = 32;
@@ -127,6 +128,8 @@ pub struct TrialResult {
     pub longest_stall: Duration,
     /// Number of such times above 100 microseconds.
     pub stalls: u64,
+    /// Interruptions and page faults of the threads; `None` if the kernel does not report them.
+    pub usage: Option<ThreadUsage>,
     /// The ports.
     pub ports: Vec<PortResult>,
     /// Streams that were sent.
@@ -439,13 +442,14 @@ fn run_thread(
     mut sender: Option<Sender<'_>>,
     mut receiver: Option<Receiver<'_>>,
     (clock, shared, core): (Clock, &Shared, Option<usize>),
-) -> (Option<SenderCounts>, Option<ReceiverCounts>, Stalls) {
+) -> (Option<SenderCounts>, Option<ReceiverCounts>, Stalls, Option<ThreadUsage>) {
     if let Some(core) = core
         && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
     {
         tracing::warn!("a thread could not be pinned to core {core} and runs on any core");
     }
     let mut stalls = Stalls::default();
+    let before = ThreadUsage::read();
     while !shared.finish.load(Ordering::Relaxed) {
         stalls.turn(clock.now());
         if let Some(sender) = &mut sender {
@@ -455,11 +459,12 @@ fn run_thread(
             receiver.turn();
         }
     }
+    let usage = ThreadUsage::read().zip(before).map(|(now, before)| now.since(before));
     let counts = sender.map(|sender| {
         let skipped = sender.lanes.iter().map(|lane| lane.pacer.skipped).fold(0.0, f64::max);
         SenderCounts { skipped, ..sender.counts }
     });
-    (counts, receiver.map(|receiver| receiver.counts), stalls)
+    (counts, receiver.map(|receiver| receiver.counts), stalls, usage)
 }
 
 impl Generator {
@@ -489,6 +494,11 @@ impl Generator {
         }
         let (ports, pool) = ports::open(ports, senders)?;
         Ok(Self { ports, pool, senders, cores, is_shared: threads <= 1 })
+    }
+
+    /// Returns the number of senders: one for each sending port and thread that sends.
+    pub fn senders(&self) -> usize {
+        self.ports.iter().filter(|port| port.role.sends).count() * usize::from(self.senders)
     }
 
     /// Returns notes about the ports that concern the measurement.
@@ -521,13 +531,20 @@ impl Generator {
         self.rates(trial).map(drop)
     }
 
+    /// Returns the packets per second of the sending port with the lowest rate; `None` if the rate is no number.
+    ///
+    /// # Errors
+    /// If the trial is not possible on the ports.
+    pub fn packets_per_second(&self, trial: &Trial) -> Result<Option<f64>, Failure> {
+        let mean = trial.traffic.mean_size();
+        let rates = self.rates(trial)?.into_iter().map(|rate| rate.and_then(|rate| rate.packets(mean)));
+        Ok(rates.collect::<Option<Vec<f64>>>().and_then(|all| all.into_iter().reduce(f64::min)))
+    }
+
     /// Checks what a trial needs of the ports, and returns the rate of each sending port.
     fn rates(&self, trial: &Trial) -> Result<Vec<Option<Rate>>, Failure> {
         let sending: Vec<&Started> = self.ports.iter().filter(|port| port.role.sends).collect();
-        let mean = match &trial.traffic {
-            Traffic::Flows(flows) => flows.sizes.mean(),
-            Traffic::Replay(replay) => replay.mean(),
-        };
+        let mean = trial.traffic.mean_size();
         let mut rates = Vec::new();
         for port in &sending {
             let name = port.port.port.name();
@@ -611,10 +628,7 @@ impl Generator {
             let peer = others.get(sending % others.len().max(1)).copied().flatten();
             let rate = rates[sending];
             sending += 1;
-            let pps = rate.and_then(|rate| match &trial.traffic {
-                Traffic::Flows(flows) => rate.packets(flows.sizes.mean()),
-                Traffic::Replay(replay) => rate.packets(replay.mean()),
-            });
+            let pps = rate.and_then(|rate| rate.packets(trial.traffic.mean_size()));
             asked = asked.zip(pps).map(|(sum, pps)| sum + pps);
             // Flows may be fewer than senders.
             let active = match &trial.traffic {
@@ -764,13 +778,15 @@ impl Generator {
         let (mut full, mut no_buffers, mut skipped) = (0, 0, 0f64);
         let mut last = 0;
         let (mut longest, mut stalls) = (0, 0);
+        let mut usage = Some(ThreadUsage::default());
         let mut received = None;
         for result in results {
-            let Ok((sender, receiver, of_thread)) = result else {
+            let Ok((sender, receiver, of_thread, used)) = result else {
                 return Err(Failure::failed("a thread of the generator has panicked"));
             };
             longest = longest.max(of_thread.longest);
             stalls += of_thread.count;
+            usage = usage.zip(used).map(|(sum, used)| sum.plus(used));
             if let Some(counts) = sender {
                 if let Some(other) = &counts.departures {
                     departures.add(other).map_err(Failure::failed)?;
@@ -826,6 +842,7 @@ impl Generator {
             skipped: Duration::from_nanos(skipped as u64),
             longest_stall: Duration::from_nanos(longest),
             stalls,
+            usage,
             ports: results,
             streams,
             window,

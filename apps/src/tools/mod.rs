@@ -11,9 +11,11 @@ pub mod devices;
 pub mod doctor;
 pub mod emulate;
 pub mod flow;
+mod generator;
 pub mod log;
 pub mod manpages;
 pub mod metrics;
+pub mod ndr;
 pub mod perf;
 pub mod pktgen;
 pub mod reload;
@@ -54,6 +56,7 @@ subcommands! {
     Doctor: doctor;
     Selftest: selftest;
     Pktgen: pktgen;
+    Ndr: ndr;
     Show: show;
     Top: top;
     Perf: perf;
@@ -96,6 +99,8 @@ Examples:
                              which features work between two ports with a cable?
   wirepath pktgen --tx eth1 --rx eth2 --rate 100kpps
                              loss, order and delay through a device
+  wirepath ndr --tx eth1 --rx eth2
+                             the highest load that a device forwards without loss
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
   wirepath top               rates of the running program, live

@@ -10,6 +10,7 @@ mod gateway_rules;
 mod l2fwd;
 mod manual;
 mod metrics;
+mod ndr;
 mod perf;
 mod pktgen;
 mod reconfigure;

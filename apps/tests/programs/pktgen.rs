@@ -306,8 +306,9 @@ fn an_interrupted_run_prints_its_result() {
     assert!(json["result"]["stopped"] == true && json["result"]["sent"].as_u64().unwrap() > 100, "{json}");
 }
 
-/// A bridge between the interfaces `east` and `west` of two namespaces. Frames towards `west` pass a token bucket.
-fn shaped_bridge(name: &str) -> (Lab, [wirepath_testlab::Namespace; 3]) {
+/// A bridge between the interfaces `east` and `west` of two namespaces. Frames towards `west` pass a token bucket with
+/// these options of tc-tbf(8).
+pub(super) fn shaped_bridge(name: &str, bucket: &str) -> (Lab, [wirepath_testlab::Namespace; 3]) {
     let lab = Lab::new(name);
     let hosts = ["left", "right", "bridge"].map(|name| lab.namespace(name));
     let [left, right, bridge] = &hosts;
@@ -318,16 +319,15 @@ fn shaped_bridge(name: &str) -> (Lab, [wirepath_testlab::Namespace; 3]) {
         bridge.ip(&format!("link set {port} master br0"));
     }
     bridge.ip("link set br0 up");
-    bridge
-        .run(&["tc", "qdisc", "add", "dev", "p2", "root", "tbf", "rate", "8mbit", "burst", "50kb", "limit", "200kb"])
-        .expect();
+    let bucket: Vec<&str> = bucket.split(' ').collect();
+    bridge.run(&[&["tc", "qdisc", "add", "dev", "p2", "root", "tbf"], &bucket[..]].concat()).expect();
     (lab, hosts)
 }
 
 #[test]
 fn the_rate_of_a_token_bucket_is_found() {
     require!(all Requirement::LAB);
-    let (_lab, [left, right, _bridge]) = shaped_bridge("tbf");
+    let (_lab, [left, right, _bridge]) = shaped_bridge("tbf", "rate 8mbit burst 50kb limit 200kb");
     // Both ports belong to one process, which needs both interfaces.
     right.ip(&format!("link set west netns {}", left.name()));
     left.ip("link set west up");

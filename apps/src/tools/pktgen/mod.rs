@@ -9,22 +9,14 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use wirepath::Config;
 use wirepath::cli::{self, Failure, Rate as Scaled, Stop, Table, print, print_error, print_json};
-use wirepath_pmd::drivers::PortSettings;
 
-use crate::pktgen::flows::{FlowSet, Pick, Replay, Traffic};
-use crate::pktgen::headers::Stack;
-use crate::pktgen::ports::{PortName, Role};
+use super::generator::{GeneratorArguments, StreamArguments};
+use crate::pktgen::flows::{Replay, Traffic};
 use crate::pktgen::rate::Rate;
 use crate::pktgen::report::SelfCheck;
 use crate::pktgen::size::Sizes;
-use crate::pktgen::{Generator, Limit, Progress, Trial};
-
-/// Most threads.
-const MAX_THREADS: u16 = 64;
-/// Longest file of header stacks in bytes.
-const MAX_FILE: u64 = 16 << 20;
+use crate::pktgen::{Limit, Progress, Trial};
 
 /// Generates traffic on ports, and measures loss, order, duplicates and delay of what comes back
 ///
@@ -39,21 +31,11 @@ pub struct Options {
     #[command(subcommand)]
     command: Option<PktgenCommand>,
 
-    /// Ports that send: DRIVER:DEVICE such as af_xdp:eth1, a DEVICE, or the name of a port in --config
-    #[arg(long, value_name = "PORT")]
-    tx: Vec<PortName>,
+    #[command(flatten)]
+    generator: GeneratorArguments,
 
-    /// Ports that receive. Without such a port, nothing is measured but the sending
-    #[arg(long, value_name = "PORT")]
-    rx: Vec<PortName>,
-
-    /// Ports that send and receive
-    #[arg(short, long, value_name = "PORT")]
-    port: Vec<PortName>,
-
-    /// Configuration with tables [[port]], for ports with settings of their own
-    #[arg(short, long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    streams: StreamArguments,
 
     #[command(flatten)]
     traffic: TrafficArguments,
@@ -77,21 +59,6 @@ pub struct Options {
     )]
     count: Option<u64>,
 
-    /// Time after the sending in which packets may arrive, in seconds
-    #[arg(long, value_name = "N", default_value = "0.5", value_parser = cli::seconds)]
-    drain: Duration,
-
-    /// Threads: with 1 it sends and receives in turn; of several, the last one receives and the others send
-    #[arg(
-        short, long, value_name = "N", default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_THREADS))
-    )]
-    threads: u16,
-
-    /// Processors of the threads, such as 2,3
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
-    cores: Vec<usize>,
-
     /// Write the histograms of delays and departure intervals as an HdrHistogram log (version 2)
     #[arg(long, value_name = "FILE")]
     hlog: Option<PathBuf>,
@@ -101,26 +68,9 @@ pub struct Options {
     no_self_check: bool,
 }
 
-/// Traffic of the sending ports.
+/// Sizes of the packets, or a capture in their place.
 #[derive(Debug, Args)]
 struct TrafficArguments {
-    /// Header stack in the words of flow rules, with ranges and lists of values; several stacks are sent in turn
-    /// [default: ipv4 / udp]
-    #[arg(short = 'H', long, value_name = "STACK", conflicts_with = "pcap")]
-    headers: Vec<String>,
-
-    /// File with a header stack in each line; # begins a comment
-    #[arg(long, value_name = "FILE", conflicts_with = "pcap")]
-    headers_file: Option<PathBuf>,
-
-    /// Send the first N flows of each stack only [default: all combinations of the values]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "pcap")]
-    flows: Option<u64>,
-
-    /// Order of the flows: turn, random, zipf or zipf:EXPONENT
-    #[arg(long, value_name = "ORDER", default_value = "turn", conflicts_with = "pcap")]
-    pick: Pick,
-
     /// Lengths of the frames in bytes, with the frame check sequence [default: 64]
     ///
     /// One length: 64. Several in turn: 64,512,1518. With weights: 64:7,570:4,1518:1, which is also called imix.
@@ -128,12 +78,8 @@ struct TrafficArguments {
     #[arg(long, value_name = "SIZES", conflicts_with = "pcap")]
     size: Option<Sizes>,
 
-    /// Seed of random flows and sizes
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-
     /// Send the frames of this capture (pcap or pcapng) as they are, with its own timing or at --rate
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["headers", "headers_file", "flows", "pick"])]
     pcap: Option<PathBuf>,
 
     /// Send the capture this often [default: 1, or as often as --seconds or --count take]
@@ -180,17 +126,17 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     if let Some(PktgenCommand::Reflect(options)) = &options.command {
         return reflect::run(options, json);
     }
-    let ports = roles(options)?;
+    let arguments = &options.generator;
+    let ports = arguments.roles()?;
     let trial = options.trial()?;
     let hlog = options.hlog.as_deref().map(|path| create(path).map(|file| (path, file))).transpose()?;
     let stop = Stop::on_signals()?;
-    let settings = PortName::settings(&ports, configured(options.config.as_deref())?)?;
-    let mut generator = Generator::open(settings, options.threads, options.cores.clone())?;
+    let mut generator = arguments.open(&ports)?;
     generator.check(&trial)?;
     let live = !json && cli::can_redraw();
     let check = match options.no_self_check {
         true => None,
-        false => Some(SelfCheck::measure(options.threads, options.cores.clone())?),
+        false => Some(SelfCheck::measure(arguments.threads, arguments.cores.clone())?),
     };
     let described = generator.describe();
     if !json {
@@ -234,34 +180,15 @@ fn create(path: &Path) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
-/// Returns the ports with what each of them does.
-fn roles(options: &Options) -> Result<Vec<(PortName, Role)>, Failure> {
-    let mut ports: Vec<(PortName, Role)> = Vec::new();
-    let mut add = |names: &[PortName], sends: bool, receives: bool| {
-        for name in names {
-            match ports.iter_mut().find(|(other, _)| other == name) {
-                Some((_, role)) => *role = Role { sends: role.sends | sends, receives: role.receives | receives },
-                None => ports.push((name.clone(), Role { sends, receives })),
-            }
-        }
-    };
-    add(&options.port, true, true);
-    add(&options.tx, true, false);
-    add(&options.rx, false, true);
-    if !ports.iter().any(|(_, role)| role.sends) {
-        return Err(Failure::usage("no port sends; give --tx PORT or --port PORT, see --help"));
-    }
-    Ok(ports)
-}
-
-/// Returns the ports of a configuration file.
-fn configured(file: Option<&Path>) -> Result<Vec<PortSettings>, Failure> {
-    file.map_or(Ok(Vec::new()), |file| Ok(Config::load(file)?.ports))
-}
-
 impl Options {
     fn trial(&self) -> Result<Trial, Failure> {
-        let traffic = self.traffic.read()?;
+        let traffic = match &self.traffic.pcap {
+            Some(file) => Traffic::Replay(Arc::new(Replay::load(file).map_err(Failure::usage)?)),
+            None => {
+                let sizes = self.traffic.size.clone().unwrap_or(Sizes::Round(vec![64]));
+                Traffic::Flows(self.streams.flows(sizes)?)
+            }
+        };
         let is_replay = matches!(traffic, Traffic::Replay(_));
         let limit = match (self.count, self.seconds, self.traffic.passes) {
             (Some(count), _, _) => Limit::Packets(count),
@@ -270,44 +197,7 @@ impl Options {
             _ => Limit::Time(Duration::from_secs(10)),
         };
         let rate = self.rate.or((!is_replay).then_some(Rate::Packets(1000.0)));
-        Ok(Trial { traffic, rate, limit, drain: self.drain })
-    }
-}
-
-impl TrafficArguments {
-    fn read(&self) -> Result<Traffic, Failure> {
-        if let Some(file) = &self.pcap {
-            return Ok(Traffic::Replay(Arc::new(Replay::load(file).map_err(Failure::usage)?)));
-        }
-        let mut stacks = Vec::new();
-        for text in &self.headers {
-            stacks.push(Stack::parse(text).map_err(|error| Failure::usage(format!("--headers: {error}")))?);
-        }
-        if let Some(file) = &self.headers_file {
-            let refuse = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", file.display()));
-            if std::fs::metadata(file).map_err(|error| refuse(&error))?.len() > MAX_FILE {
-                return Err(refuse(&format!("at most {} MiB are read", MAX_FILE >> 20)));
-            }
-            let text = std::fs::read_to_string(file).map_err(|error| refuse(&error))?;
-            for (line, number) in text.lines().zip(1..) {
-                let line = line.split('#').next().unwrap_or_default().trim();
-                if !line.is_empty() {
-                    let stack = Stack::parse(line);
-                    stacks
-                        .push(stack.map_err(|error| Failure::usage(format!("{}:{number}: {error}", file.display())))?);
-                }
-            }
-        }
-        if stacks.is_empty() {
-            stacks.push(Stack::parse("ipv4 / udp").map_err(Failure::failed)?);
-        }
-        Ok(Traffic::Flows(FlowSet {
-            stacks,
-            flows: self.flows,
-            sizes: self.size.clone().unwrap_or(Sizes::Round(vec![64])),
-            pick: self.pick,
-            seed: self.seed,
-        }))
+        Ok(Trial { traffic, rate, limit, drain: self.generator.drain })
     }
 }
 
