@@ -143,7 +143,7 @@ def point(results):
 
 
 def differences(old, new):
-    """Compares our series of two documents. Verdicts: better, worse, same, disturbed, missing."""
+    """Compares our series of two documents. The verdict is one of better, worse, same, disturbed, missing."""
     before = {(row["id"], s["name"]): (row, s) for row in old["rows"] for s in row["series"] if s["role"] == "ours"}
     found = []
     for row in new["rows"]:
