@@ -23,7 +23,9 @@ def ratio_text(row, one):
 def bar_text(row, one):
     bars = [ratio for ratio in model.ratio_of(row, one["name"]) if "bar" in ratio]
     bars += [limit for limit in row["limits"] if limit["of"] == one["name"]]
-    return ", ".join(f"{bar['bar']:g}, {'met' if bar['met'] else 'missed'}" for bar in bars) or "–"
+    # A disturbed figure neither meets nor misses a bar for sure.
+    words = [("met" if bar["met"] else "missed") + (", disturbed" if bar["disturbed"] else "") for bar in bars]
+    return "; ".join(f"{bar['bar']:g}, {word}" for bar, word in zip(bars, words)) or "–"
 
 
 def state_text(one):

@@ -101,6 +101,7 @@ def ratios(row, bars):
                 "low": min(pairs),
                 "high": max(pairs),
             }
+            ratio["disturbed"] = bool(mine["disturbed"] or other["disturbed"])
             if other["name"] in bars:
                 ratio["bar"] = bars[other["name"]]
                 ratio["met"] = is_met(ratio["median"], ratio["bar"], row["better"])
@@ -111,7 +112,12 @@ def ratios(row, bars):
 def limits(row, limit):
     """Returns the absolute bar of our series."""
     return [
-        {"of": mine["name"], "bar": limit, "met": is_met(mine["median"], limit, row["better"])}
+        {
+            "of": mine["name"],
+            "bar": limit,
+            "met": is_met(mine["median"], limit, row["better"]),
+            "disturbed": bool(mine["disturbed"]),
+        }
         for mine in row["series"]
         if limit is not None and mine["role"] == "ours" and not mine["skipped"]
     ]

@@ -85,7 +85,7 @@ class Program:
         own = used.ru_utime + used.ru_stime - own.ru_utime - own.ru_stime
         busy, steal = (b - a for a, b in zip(before, processor_times()))
         share = figures.pop("cpu_share", None)
-        points, causes = figures.pop("points", None), figures.pop("causes", [])
+        points, causes = figures.pop("points", None), figures.pop("causes", {})
         lists = {key: value if isinstance(value, list) else [value] for key, value in figures.items()}
         for key, values in lists.items():
             if not values or not all(isinstance(value, (int, float)) and value > 0 for value in values):
@@ -94,11 +94,13 @@ class Program:
             "cpu_share": share,
             "others": max(0.0, busy - own) / elapsed,
             "steal": steal / elapsed / (os.cpu_count() or 1),
-            "causes": causes,
         }
         if points:
             return {"points": points, **common}
-        return {key: [{"value": value, **common} for value in values] for key, values in lists.items()}
+        return {
+            key: [{"value": value, "causes": causes.get(key, []), **common} for value in values]
+            for key, values in lists.items()
+        }
 
 
 def processor_times():
@@ -462,7 +464,7 @@ class Plan:
                 "cause": f"only {made:.0f} of 100 000 changes a second were made",
                 "remedy": "keep the second processor free for the control thread",
             }
-            return read(text) | ({"causes": [cause]} if made < 99_000 else {})
+            return read(text) | ({"causes": {"changing_cycles": [cause]}} if made < 99_000 else {})
 
         rules.read = checked
         rules.seconds = 8 + 6 * self.options.seconds
