@@ -150,7 +150,7 @@ class Plan:
             found = {key: result[name] for key, name in names.items()}
             return found | ({"cpu_share": result["cpu_share"]} if "cpu_share" in result else {})
 
-        return Program(command, read, self.options.seconds + 0.6, role=role)
+        return Program(command, read, self.options.seconds + 0.5, role=role)
 
     def floor(self, key, mode, flows, buffers):
         command = ["taskset", "-c", str(self.options.core), release("wirepath-floor"), mode]
@@ -169,7 +169,7 @@ class Plan:
             "--json",
         )
         read = lambda text: (lambda r: {key: r["cycles_per_packet"], "cpu_share": r["cpu_share"]})(json.loads(text))
-        seconds = {"gateway": 4, "testpmd": 6.5, "ovs": 9}[program] + max(1.0, self.options.seconds)
+        seconds = {"gateway": 3, "testpmd": 5, "ovs": 7}[program] + max(1.0, self.options.seconds)
         return Program(command, read, seconds, needs=need_root, role="ours" if program == "gateway" else "peer")
 
     def turn(self, group, programs):
@@ -236,7 +236,7 @@ class Plan:
             "--loads",
             LOADS,
             "--seconds",
-            f"{2 * self.options.seconds:g}",
+            f"{self.load_seconds():g}",
             "--core",
             self.options.core,
             "--json",
@@ -260,7 +260,7 @@ class Plan:
             ("veth-forward", "Between two veth ports", pairs),
             ("veth-vxlan", "VXLAN between two veth ports, into the tunnel", tunnels),
         ):
-            seconds = 10 + 5 * (2 * self.options.seconds + 0.8)
+            seconds = 10 + 5 * (self.load_seconds() + 0.8)
             series = [
                 (label, role, Program(peer("veth-load", *arguments, *common), None, seconds, needs=need_root))
                 for label, role, arguments in programs
@@ -433,7 +433,7 @@ class Plan:
             return found
 
         # The peers keep their tables between rounds, so the script makes the turns itself.
-        tables = Program(command, read, 40 + 5 * rounds, once=True, needs=need_root, role="peer")
+        tables = Program(command, read, 12 + 5 * rounds, once=True, needs=need_root, role="peer")
         self.turn("routes", [tables])
         unit = "cycles per lookup"
         self.row(
@@ -467,7 +467,7 @@ class Plan:
             return read(text) | ({"causes": {"changing_cycles": [cause]}} if made < 99_000 else {})
 
         rules.read = checked
-        rules.seconds = 8 + 6 * self.options.seconds
+        rules.seconds = 3 + 6 * self.options.seconds
         self.turn("rules", [rules])
         self.row(
             "rules",
@@ -506,7 +506,7 @@ class Plan:
                     found = {"ours": result["wirepath"] / 1e6}
                     return found | ({"peer": result["testpmd"] / 1e6} if result["testpmd"] else {})
 
-                program = Program(command, read, 10 + 2 * self.options.seconds, needs=need_root, role="ours")
+                program = Program(command, read, 9, needs=need_root, role="ours")
                 program.missing = {"peer": testpmd_lacks(driver)}
                 self.turn("nic", [program])
                 label = {"tx": "transmit", "rx": "receive", "loopback": "loop-back"}[mode]
@@ -548,9 +548,13 @@ class Plan:
         )
         return turns + sum(p.seconds * self.load_rounds() for _, series in self.loads for _, _, p in series)
 
+    def load_seconds(self):
+        # Shorter trials have too few packets for the 99.99th percentile at low loads.
+        return max(1.0, 4 * self.options.seconds)
+
     def load_rounds(self):
-        # A curve has ten figures for each program, so fewer rounds keep the whole run short.
-        return min(2, self.options.rounds)
+        # A curve has thirty figures for each program, so fewer rounds keep the whole run short.
+        return max(1, self.options.rounds // 2)
 
 
 def need_root():
