@@ -44,7 +44,7 @@ table { border-collapse: collapse; font-size: .85rem; width: 100% }
 th, td { text-align: left; padding: 5px 9px; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap }
 th { background: var(--soft) } tr:last-child td { border-bottom: 0 }
-td.wrap { white-space: normal; min-width: 9rem } td.state { white-space: normal; min-width: 13rem }
+td.wrap { white-space: normal; min-width: 9rem } td.state { white-space: normal; min-width: 26rem }
 code { font-size: .8rem; font-family: ui-monospace, "DejaVu Sans Mono", monospace }
 .missed, .worse { color: var(--bad); font-weight: 600 } .met, .better { color: var(--good) }
 """

@@ -77,7 +77,7 @@ class Program:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         if code:
             words = (errors.strip() or text.strip() or f"exit code {code}").split("\n")
-            raise Failed(" ".join(words[-3:])[:300].replace(ROOT + "/", ""))
+            raise Failed(words[-1][:300].replace(ROOT + "/", ""))
         try:
             figures = self.read(text)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

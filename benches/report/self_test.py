@@ -1,4 +1,4 @@
-"""Checks of the comparison itself, without a measurement; recorded.json is a document with example figures."""
+"""Checks of the comparison itself, without a measurement; recorded.json is from a real run on a busy machine."""
 
 import copy
 import html.parser
