@@ -150,7 +150,9 @@ def point(results):
 
 def differences(old, new):
     """Compares our series of two documents. The verdict is one of better, worse, same, disturbed, missing."""
-    before = {(row["id"], s["name"]): (row, s) for row in old["rows"] for s in row["series"] if s["role"] == "ours"}
+    # Rows that this run was not asked for are no difference.
+    rows = [row for row in old["rows"] if row["group"] in new["options"]["rows"]]
+    before = {(row["id"], s["name"]): (row, s) for row in rows for s in row["series"] if s["role"] == "ours"}
     found = []
     for row in new["rows"]:
         for mine in row["series"]:
