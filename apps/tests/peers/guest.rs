@@ -892,14 +892,13 @@ pub(crate) fn carry_superframes(variant: Variant) {
     let are_known = |srv6: Option<&_>| srv6.is_none() || !variant.is_emulated();
     for (cell, srv6) in cells.filter(|(cell, srv6)| have_one_header(cell) && are_known(*srv6)) {
         let gateway = peer.connect(cell, srv6, 1430);
-        for offloads in ["on", "off"] {
+        // The guest has its offloads for one IP version inside, and none for the other.
+        for (inner, offloads) in cell.inner.iter().zip(["on", "off"]) {
             let namespace = if srv6.is_some() { "ip netns exec router" } else { "" };
             peer.guest.sh(&format!(
                 "{namespace} ethtool -K eth0 tx {offloads} rx {offloads} tso {offloads} gso {offloads} gro {offloads}"
             ));
-            for inner in cell.inner {
-                peer.stream(inner, SUPERFRAME_BYTES);
-            }
+            peer.stream(inner, SUPERFRAME_BYTES);
         }
         let summary = peer.disconnect(cell, srv6, gateway);
         let wan = &summary.json["ports"][0]["tx_queues"];
@@ -914,8 +913,8 @@ pub(crate) fn carry_superframes(variant: Variant) {
             assert!(cut > 0, "{}", summary.json);
             continue;
         }
-        // Acknowledgements and the packets of the start are small.
-        assert!(bytes > 2000 * packets, "{}", summary.json);
+        // Acknowledgements and the packets of the start are small. Without superframes the mean is below the MTU.
+        assert!(bytes > 1500 * packets, "{}", summary.json);
         // For a NIC, software cuts superframes of two frames if the outer header has a checksum, as over IPv6.
         let may_cut = variant.is_emulated() && cell.ipv6;
         assert!(if may_cut { cut * 10 < packets } else { cut == 0 }, "{cut} cut: {}", summary.json);

@@ -28,9 +28,9 @@ use wirepath_wire::{Parsed, Parser};
 /// Rule sets in a normal run.
 const SETS: u64 = 500;
 /// Packets per rule set.
-const PACKETS: usize = 100_000;
+const PACKETS: usize = 50_000;
 /// Number of times that each packet is sent.
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 5;
 
 fn is_stateful(rule: &Rule) -> bool {
     rule.actions().iter().any(|action| matches!(action, Action::Limit(_)))
