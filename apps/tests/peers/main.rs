@@ -481,6 +481,7 @@ over! {
 over! {
     guest_mlx5,
     by("mlx5", false),
+    #[ignore = "scripts/test --long: guest_af_packet and nic_tunnels check most of it"]
     tunnels: crate::guest::carry;
 }
 
