@@ -3,12 +3,12 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::lab::Namespace;
+use crate::permit::{Limit, Permit};
 use crate::process::{Background, Outcome, run};
 use crate::requirements::find_program;
 
@@ -99,34 +99,12 @@ pub struct LinuxGuest {
     jobs: u32,
     _files: TempDir,
     // The last field: the machine has ended when the next one boots.
-    _slot: Slot,
+    _permit: Permit,
 }
 
-/// Number of guests of this process.
-static RUNNING: Mutex<usize> = Mutex::new(0);
-/// A guest has ended.
-static ENDED: Condvar = Condvar::new();
-
-/// The right to run a guest. Emulation takes a whole processor, so a process has at most one guest for each of them.
-/// Other tests mostly wait, and more of them than processors may run.
-#[derive(Debug)]
-struct Slot;
-
-impl Slot {
-    fn take() -> Self {
-        let limit = std::thread::available_parallelism().map_or(1, usize::from);
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        *ENDED.wait_while(running, |running| *running >= limit).unwrap_or_else(PoisonError::into_inner) += 1;
-        Self
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        ENDED.notify_one();
-    }
-}
+/// Threads that have guests. Emulation takes a whole processor, so there is at most one guest for each of them. Other
+/// tests mostly wait, and more of them than processors may run.
+static GUESTS: Limit = Limit::new(1, usize::MAX);
 
 /// A background command in a [`LinuxGuest`].
 #[derive(Clone, Copy, Debug)]
@@ -144,7 +122,7 @@ impl LinuxGuest {
     /// If the guest takes no commands within three minutes. The message has its console.
     #[track_caller]
     pub fn boot(namespace: &Namespace, taps: &[&str], programs: &[&str]) -> Self {
-        let slot = Slot::take();
+        let permit = GUESTS.take();
         let files = tempfile::tempdir().expect("a temporary folder");
         let kernel = kernel_folder().expect("a kernel for the guest: scripts/guest-kernel");
         let initial = initial_ram_disk(files.path(), &kernel, programs);
@@ -176,7 +154,7 @@ impl LinuxGuest {
             }
         };
         let mut guest =
-            Self { machine: Some(machine), commands: BufReader::new(stream), jobs: 0, _files: files, _slot: slot };
+            Self { machine: Some(machine), commands: BufReader::new(stream), jobs: 0, _files: files, _permit: permit };
         let first = guest.line(end);
         assert_eq!(first, "ready", "the first line of the guest");
         guest

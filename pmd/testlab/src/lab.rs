@@ -4,9 +4,8 @@
 use std::fs::File;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::thread::ThreadId;
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -14,6 +13,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use crate::eventually;
 use crate::frames::FramePort;
+use crate::permit::{Limit, Permit};
 use crate::process::{Background, Outcome, run, spawn};
 
 /// Prefix of namespace names. The process id, a number and the given name follow.
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Lab {
     prefix: String,
-    _permit: LabPermit,
+    _permit: Permit,
 }
 
 impl Lab {
@@ -36,7 +36,7 @@ impl Lab {
     pub fn new(name: &str) -> Self {
         static CLEANED: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let permit = LabPermit::take();
+        let permit = LABS.take();
         CLEANED.call_once(remove_stale_namespaces);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Self { prefix: format!("{PREFIX}{}-{number}-{name}", std::process::id()), _permit: permit }
@@ -257,57 +257,14 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// The right to have labs. A limited number of threads has it at a time, and each of them may take it
-/// repeatedly.
-#[derive(Debug)]
-struct LabPermit {
-    thread: ThreadId,
-}
-
 /// Threads that have labs. Tests with real traffic wait two thirds of their time, so twice as many as there are
 /// processors keep these busy. More would only disturb each other.
-static HOLDERS: Mutex<Vec<(ThreadId, u32)>> = Mutex::new(Vec::new());
-static FREE: Condvar = Condvar::new();
-
-fn permit_holders() -> MutexGuard<'static, Vec<(ThreadId, u32)>> {
-    HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn max_holders() -> usize {
-    std::thread::available_parallelism().map_or(2, |processors| (2 * processors.get()).min(8))
-}
-
-impl LabPermit {
-    fn take() -> Self {
-        let thread = std::thread::current().id();
-        let mut held = permit_holders();
-        loop {
-            if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == thread) {
-                *times += 1;
-                return Self { thread };
-            }
-            if held.len() < max_holders() {
-                held.push((thread, 1));
-                return Self { thread };
-            }
-            held = FREE.wait(held).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Drop for LabPermit {
-    fn drop(&mut self) {
-        let mut held = permit_holders();
-        if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == self.thread) {
-            *times -= 1;
-        }
-        held.retain(|(_, times)| *times > 0);
-        FREE.notify_all();
-    }
-}
+static LABS: Limit = Limit::new(2, 8);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::Requirement;
 

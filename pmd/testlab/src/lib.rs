@@ -17,6 +17,7 @@ mod frames;
 mod guest;
 mod lab;
 pub mod oracle;
+mod permit;
 mod process;
 mod requirements;
 mod vlan;
