@@ -672,7 +672,7 @@ impl Peer {
         self.guest.sh("until cat /proc/net/udp /proc/net/udp6 | grep -q ':0007 '; do sleep 0.05; done");
         let echo_port = self.world.hosts[0].inside(|| UdpSocket::bind((inner.host[0], 0)).expect("bind"));
         echo_port.connect((inner.guest[0], 7)).expect("an address");
-        echo_all(&echo_port, &[], inner, SAMPLE, self.longest);
+        echo_all(&echo_port, None, inner, SAMPLE, self.longest);
         self.guest.sh("kill $(pidof socat)");
         // A signal has ended it.
         let _ = self.guest.wait(echo);
@@ -692,7 +692,7 @@ impl Peer {
         let socket = UdpSocket::from(socket);
         socket.connect((inner.guest[0], 0)).expect("an address");
         let count = if self.world.variant.driver == "af_packet" { REQUESTS } else { REQUESTS / 10 };
-        echo_all(&socket, &[request, reply], inner, count, self.longest);
+        echo_all(&socket, Some([request, reply]), inner, count, self.longest);
         count
     }
 
@@ -795,13 +795,10 @@ const MAX_RESENT: usize = 3 * WINDOW;
 
 /// Sends messages to a destination that echoes them. Each returns unchanged.
 ///
-/// `types` are those of an echo request and its reply if the socket is one of ICMP, and nothing for UDP. The headers of
+/// `types` are those of an echo request and its reply if the socket is one of ICMP, and `None` for UDP. The headers of
 /// both protocols have the same length. The kernel fills the other fields of ICMP.
-fn echo_all(socket: &UdpSocket, types: &[u8], inner: &Inner, count: u16, longest: usize) {
-    let header = match types {
-        [request, _] => vec![*request, 0, 0, 0, 0, 0, 0, 0],
-        _ => Vec::new(),
-    };
+fn echo_all(socket: &UdpSocket, types: Option<[u8; 2]>, inner: &Inner, count: u16, longest: usize) {
+    let header = types.map_or_else(Vec::new, |[request, _]| vec![request, 0, 0, 0, 0, 0, 0, 0]);
     socket.set_read_timeout(Some(LATE)).expect("a timeout");
     // Each datagram can occupy several times its length.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, BUFFER).expect("a buffer");
@@ -837,8 +834,8 @@ fn echo_all(socket: &UdpSocket, types: &[u8], inner: &Inner, count: u16, longest
             }
         };
         progress = Instant::now();
-        if let [_, reply] = types {
-            assert_eq!(buffer[0], *reply, "the type of an ICMP message");
+        if let Some([_, reply]) = types {
+            assert_eq!(buffer[0], reply, "the type of an ICMP message");
         }
         let received = &buffer[header.len()..length];
         let number = received.first_chunk().map_or(u16::MAX, |bytes| u16::from_be_bytes(*bytes));
