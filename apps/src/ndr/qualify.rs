@@ -15,7 +15,7 @@ use wirepath::Failure;
 use crate::pktgen::TrialResult;
 use crate::pktgen::clock::Clock;
 use crate::pktgen::report::time;
-use crate::pktgen::usage::ThreadUsage;
+use crate::pktgen::usage::{ThreadUsage, pin};
 
 /// Gap between two reads of the clock that counts as lost time, in nanoseconds. Timer ticks of the kernel are shorter.
 const GAP: u64 = 10_000;
@@ -156,11 +156,7 @@ fn stolen(stat: &str, cores: &[usize]) -> Option<Duration> {
 
 /// Reads the clock for a time, and notes the gaps.
 fn observe(clock: Clock, core: Option<usize>, length: Duration, stop: &AtomicBool) -> ProcessorNoise {
-    if let Some(core) = core
-        && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
-    {
-        tracing::warn!("a thread could not be pinned to core {core} and runs on any core");
-    }
+    pin(core);
     let epoch = Instant::now();
     let mut noise = ProcessorNoise { core, ..ProcessorNoise::default() };
     let warm = clock.now() + WARM_UP;

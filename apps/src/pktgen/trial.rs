@@ -20,7 +20,7 @@ use super::rate::{Pacer, Rate};
 use super::signature::{MAX_STREAMS, Reading, Signature};
 use super::size::FCS;
 use super::tracker::{Order, Tracker, histogram};
-use super::usage::ThreadUsage;
+use super::usage::{ThreadUsage, pin};
 
 /// Packets that a sender gives to a port at once.
 const BURST: usize = 32;
@@ -443,11 +443,7 @@ fn run_thread(
     mut receiver: Option<Receiver<'_>>,
     (clock, shared, core): (Clock, &Shared, Option<usize>),
 ) -> (Option<SenderCounts>, Option<ReceiverCounts>, Stalls, Option<ThreadUsage>) {
-    if let Some(core) = core
-        && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
-    {
-        tracing::warn!("a thread could not be pinned to core {core} and runs on any core");
-    }
+    pin(core);
     let mut stalls = Stalls::default();
     let before = ThreadUsage::read();
     while !shared.finish.load(Ordering::Relaxed) {

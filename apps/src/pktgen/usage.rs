@@ -1,6 +1,15 @@
-//! Interruptions and page faults of a thread, from the files of the kernel (proc(5)).
+//! The processor of a thread, and its interruptions and page faults, from the files of the kernel (proc(5)).
 
 use std::fs;
+
+/// Pins the calling thread to a core, if there is one. Logs a failure: the thread then runs on any core.
+pub fn pin(core: Option<usize>) {
+    if let Some(core) = core
+        && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
+    {
+        tracing::warn!("a thread could not be pinned to core {core} and runs on any core");
+    }
+}
 
 /// Counts of a thread since its start, or between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
