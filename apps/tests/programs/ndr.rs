@@ -11,7 +11,7 @@ use serde_json::Value;
 use wirepath_apps::ndr::search::{Goal, GoalResult, Request, Search, State};
 use wirepath_testlab::{Requirement, require};
 
-use super::pktgen::shaped_bridge;
+use super::pktgen::{assert_refused, memory_cable, shaped_bridge};
 
 const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
 
@@ -197,19 +197,6 @@ fn json(output: &Output, code: i32) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}"))
 }
 
-/// Writes a configuration of a cable in memory with faults, and returns its path.
-fn cable(faults: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ports.toml");
-    let text = format!(
-        "[[port]]\nname = 'out'\ndriver = 'memory'\ndevice = 'x'\n\
-         [[port]]\nname = 'in'\ndriver = 'memory'\ndevice = 'x'\n{faults}"
-    );
-    std::fs::write(&path, text).unwrap();
-    let path = path.to_str().unwrap().to_owned();
-    (folder, path)
-}
-
 /// Options of short searches.
 const SHORT: [&str; 12] = [
     "--initial-seconds",
@@ -228,7 +215,7 @@ const SHORT: [&str; 12] = [
 
 #[test]
 fn impossible_requests_are_refused_with_the_limit() {
-    let (_folder, config) = cable("");
+    let (_folder, config) = memory_cable("");
     let ports = ["--config", &config, "--tx", "out", "--rx", "in"];
     let max = ["--max-rate", "100kpps"];
     for (arguments, error) in [
@@ -252,16 +239,13 @@ fn impossible_requests_are_refused_with_the_limit() {
         (&[&ports[..], &max, &["--exceed-ratio", "100%"]].concat(), "from 0 to below 1"),
         (&[&ports[..], &max, &["--cores", "4095"]].concat(), "core 4095 is not one of"),
     ] {
-        let output = output(arguments);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(error), "{arguments:?}: {text}");
+        assert_refused(&output(arguments), error);
     }
 }
 
 #[test]
 fn a_cable_can_do_at_least_the_limit() {
-    let (_folder, config) = cable("");
+    let (_folder, config) = memory_cable("");
     let ports = ["--config", &config, "--tx", "out", "--rx", "in", "--max-rate", "5kpps"];
     // With this precision, a trial may last longer on a loaded machine.
     let sizes = ["--width", "30%", "--size", "64", "--size", "imix"];
@@ -287,7 +271,7 @@ fn a_cable_can_do_at_least_the_limit() {
 #[test]
 fn faulty_packets_are_reported_and_do_not_count() {
     let (_folder, config) =
-        cable("[port.faults]\nseed = 3\nrx = { duplicate = 0.05, reorder = 0.02, corrupt = 0.02 }\n");
+        memory_cable("[port.faults]\nseed = 3\nrx = { duplicate = 0.05, reorder = 0.02, corrupt = 0.02 }\n");
     let ports = ["--config", &config, "--tx", "out", "--rx", "in", "--max-rate", "10kpps", "--min-rate", "5kpps"];
     let goals = ["--loss-ratio", "0", "--loss-ratio", "20%", "--width", "30%"];
     let all = json(&output(&[&ports[..], &goals, &SHORT].concat()), 0);
@@ -311,7 +295,7 @@ fn faulty_packets_are_reported_and_do_not_count() {
 #[test]
 fn a_shared_processor_is_refused_with_cause_and_remedy() {
     let core = core_affinity::get_core_ids().unwrap()[0];
-    let (_folder, config) = cable("");
+    let (_folder, config) = memory_cable("");
     let id = core.id.to_string();
     let ports = ["--config", &config, "--tx", "out", "--rx", "in", "--max-rate", "5kpps", "--cores", &id];
     let goals = ["--initial-seconds", "0.2", "--final-seconds", "0.2", "--duration-sum", "0.2", "--no-latency"];
@@ -340,7 +324,7 @@ fn a_shared_processor_is_refused_with_cause_and_remedy() {
 
 #[test]
 fn an_interrupted_search_prints_the_known_bounds() {
-    let (_folder, config) = cable("[port.faults]\nrx = { loss = 0.5 }\n");
+    let (_folder, config) = memory_cable("[port.faults]\nrx = { loss = 0.5 }\n");
     let ports = ["--config", &config, "--tx", "out", "--rx", "in", "--max-rate", "10kpps"];
     // The second goal passes at once, and then takes minutes of trials at the highest load.
     let goals = ["--loss-ratio", "0.9", "--initial-seconds", "0.5", "--final-seconds", "60", "--duration-sum", "600"];

@@ -21,6 +21,27 @@ fn result(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// Asserts that the tool refuses its arguments with an error.
+#[track_caller]
+pub(super) fn assert_refused(output: &Output, error: &str) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}: {text}");
+    assert!(text.contains(error), "{error}: {text}");
+}
+
+/// Writes a configuration of a cable in memory with faults, and returns its path.
+pub(super) fn memory_cable(faults: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ports.toml");
+    let text = format!(
+        "[[port]]\nname = 'out'\ndriver = 'memory'\ndevice = 'x'\n\
+         [[port]]\nname = 'in'\ndriver = 'memory'\ndevice = 'x'\n{faults}"
+    );
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
 /// Writes packets to a file and returns its frames.
 #[track_caller]
 fn frames(arguments: &[&str]) -> Vec<Vec<u8>> {
@@ -198,23 +219,18 @@ fn impossible_requests_are_refused_with_the_limit() {
         (&["--tx", "null:", "--hlog", "/nowhere/x"], "/nowhere/x"),
         (&["reflect"], "--port"),
     ] {
-        let output = output(arguments);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(error), "{arguments:?}: {text}");
+        assert_refused(&output(arguments), error);
     }
 }
 
 #[test]
 fn a_result_is_text_and_a_log() {
     let folder = tempfile::tempdir().unwrap();
-    let (config, hlog) = (folder.path().join("ports.toml"), folder.path().join("run.hlog"));
-    let text = "[[port]]\nname = 'out'\ndriver = 'memory'\ndevice = 'x'\n\
-                [[port]]\nname = 'in'\ndriver = 'memory'\ndevice = 'x'\n\
-                [port.faults]\nseed = 3\nrx = { loss = 0.1, duplicate = 0.05, reorder = 0.05 }\n";
-    std::fs::write(&config, text).unwrap();
-    let (config, hlog) = (config.to_str().unwrap(), hlog.to_str().unwrap());
-    let arguments = ["--config", config, "--tx", "out", "--rx", "in", "--count", "5000", "--rate", "50kpps"];
+    let hlog = folder.path().join("run.hlog");
+    let hlog = hlog.to_str().unwrap();
+    let (_cable, config) =
+        memory_cable("[port.faults]\nseed = 3\nrx = { loss = 0.1, duplicate = 0.05, reorder = 0.05 }\n");
+    let arguments = ["--config", &config, "--tx", "out", "--rx", "in", "--count", "5000", "--rate", "50kpps"];
     let output = output(&[&arguments[..], &["--hlog", hlog]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
