@@ -10,10 +10,8 @@ import signal
 import subprocess
 import time
 
+from .build import ROOT, release
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-RELEASE = os.path.join(TARGET, "release")
 LOADS = "10000,30000,100000,200000,400000"
 
 
@@ -123,10 +121,6 @@ def count(number, noun):
     """Returns a number with its noun, in groups of three digits from 10 000 on."""
     digits = f"{number:,}".replace(",", " ") if number >= 10_000 else str(number)
     return f"{digits} {noun}{'' if number == 1 else 's'}"
-
-
-def release(name):
-    return os.path.join(RELEASE, name)
 
 
 def peer(name, *arguments):
