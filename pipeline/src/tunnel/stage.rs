@@ -175,6 +175,8 @@ pub(super) struct Scratch {
     /// Keys of the destinations, with what [`crate::table::HashTable::prepare`] returned for them.
     pub(super) keys: [Key; BATCH],
     pub(super) hashes: [u32; BATCH],
+    /// Destinations found for the keys, packed.
+    pub(super) places: [u32; BATCH],
     pub(super) flows: [Flow; BATCH],
     /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
@@ -242,6 +244,7 @@ impl Gateway {
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],
                 hashes: [0; BATCH],
+                places: [NO_DESTINATION; BATCH],
                 flows: [Flow::default(); BATCH],
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],
@@ -359,6 +362,50 @@ pub(super) fn adapt_to_attachment(packet: &mut Packet, attachment: &Attachment) 
     Ok(())
 }
 
+/// Returns the number of equal places at the start.
+#[inline(always)]
+pub(super) fn run_length(places: &[u32]) -> usize {
+    let Some(first) = places.first() else { return 0 };
+    places.iter().position(|place| place != first).unwrap_or(places.len())
+}
+
+/// Returns the marks of the packets from `start` to `end`.
+#[inline(always)]
+pub(super) fn marks(start: usize, end: usize) -> u64 {
+    let count = u64::MAX.checked_shr(u64::BITS - (end - start) as u32).unwrap_or(0);
+    count << (start % BATCH)
+}
+
+/// Takes the places of marked packets away.
+#[inline(always)]
+pub(super) fn unplace(places: &mut [u32; BATCH], mut marked: u64) {
+    while marked != 0 {
+        places[marked.trailing_zeros() as usize % BATCH] = NO_DESTINATION;
+        marked &= marked - 1;
+    }
+}
+
+/// Removes `TRIM` bytes from the front of frames for one attachment and gives them its output port, until one does not
+/// fit. Returns their number and bytes.
+#[inline(never)]
+pub(super) fn deliver_run<const TRIM: usize>(packets: &mut [Packet], attachment: &Attachment) -> (usize, usize) {
+    let Attachment { port, max_frame, vlan, .. } = *attachment;
+    let (mut sent, mut bytes) = (0, 0);
+    for packet in packets {
+        let len = packet.len() - TRIM;
+        if len > max_frame || !packet.trim_front_for(TRIM, port) {
+            break;
+        }
+        // The removed outer headers leave enough headroom for a tag.
+        if vlan.is_some() && adapt_to_attachment(packet, attachment).is_err() {
+            break;
+        }
+        sent += 1;
+        bytes += len;
+    }
+    (sent, bytes)
+}
+
 /// Sums consecutive packets of one segment, so that the segment's counters are updated once per run.
 #[derive(Debug)]
 pub(super) struct Tally {
@@ -374,14 +421,26 @@ impl Tally {
     }
 
     #[inline(always)]
-    pub(super) fn add(&mut self, segment: u16, bytes: usize, mut flush: impl FnMut(u16, usize, usize)) {
+    pub(super) fn add(&mut self, segment: u16, bytes: usize, flush: impl FnMut(u16, usize, usize)) {
+        self.add_all(segment, 1, bytes, flush);
+    }
+
+    /// Adds packets with a sum of bytes.
+    #[inline(always)]
+    pub(super) fn add_all(
+        &mut self,
+        segment: u16,
+        packets: usize,
+        bytes: usize,
+        mut flush: impl FnMut(u16, usize, usize),
+    ) {
         if segment != self.segment {
             if self.packets > 0 {
                 flush(self.segment, self.packets, self.bytes);
             }
             *self = Self { segment, packets: 0, bytes: 0 };
         }
-        self.packets += 1;
+        self.packets += packets;
         self.bytes += bytes;
     }
 
