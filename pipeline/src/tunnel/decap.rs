@@ -25,7 +25,7 @@ use super::kinds::Payload;
 use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
-use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, deliver_run, marks, run_length, unplace};
+use super::stage::{Flow, PuntCode, Scratch, StageState, View, all_marks, deliver_frames, unplace};
 use super::tables::{Destination, Remotes, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
@@ -296,7 +296,7 @@ impl View<'_> {
         let ours = LocalEndpoint::new(underlay);
         // Packets in a row are often of one kind, so the first one decides. Both ways give the same result.
         if underlay.plain.is_none() || !batch.iter().next().is_some_and(|first| ours.may_be_plain(first)) {
-            let all = marks(0, batch.len());
+            let all = all_marks(batch.len());
             return self.decapsulate_others(state, context, batch, all, all);
         }
         if remotes.are_many() {
@@ -312,7 +312,7 @@ impl View<'_> {
         // VNI and source of the previous tunnel.
         let mut tunnel = (u32::MAX, 0u32);
         // The remote and segment found for them, as a destination and as the upper bits of keys.
-        let (mut remote, mut segment, mut here, mut key_base) = (0, 0u16, Destination::Remote(0).pack(), 0u64);
+        let (mut remote, mut here, mut key_base) = (0, Destination::Remote(0).pack(), 0);
         let prepared = keys.iter_mut().zip(hashes.iter_mut());
         for ((i, packet), (key, hash)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let is_fast = 'fast: {
@@ -330,9 +330,9 @@ impl View<'_> {
                         let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
                         let Some(found) = found else { break 'fast false };
                         tunnel = (vni, source);
-                        (remote, segment) = (found.remote, found.segment);
+                        remote = found.remote;
                         here = Destination::Remote(remote).pack();
-                        key_base = u64::from(segment) << 48;
+                        key_base = u64::from(found.segment) << 48;
                     }
                     outer = LastOuter::new(quick);
                 }
@@ -387,37 +387,18 @@ impl View<'_> {
         }
 
         let packets = batch.as_mut_slice();
-        // Frames decapsulated here go to an attachment of the same segment, so one tally serves both
-        // counters.
-        let mut tally = Tally::new(segment);
         let (layout, worker) = (self.layout, state.worker);
-        let count = |segment: u16, packets, bytes| {
+        let special = slow;
+        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
+        unplace(places, slow);
+        // Frames decapsulated here go to an attachment of the same segment.
+        let done = deliver_frames::<OUTER4>(layout, packets, places, |segment, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
                 c.overlay_rx.add(packets, bytes);
                 c.local_tx.add(packets, bytes);
             }
-        };
-        let special = slow;
-        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
-        unplace(places, slow);
-        // Frames in a row often go to one port.
-        let mut at = 0;
-        while at < packets.len() {
-            let end = at + run_length(&places[at..packets.len()]);
-            let Some(attachment) = self.layout.attachment_of_destination(places[at]) else {
-                slow |= marks(at, end);
-                at = end;
-                continue;
-            };
-            let (sent, bytes) = deliver_run::<OUTER4>(&mut packets[at..end], attachment);
-            tally.add_all(attachment.segment, sent, bytes, count);
-            at += sent;
-            if at < end {
-                slow |= 1 << at;
-                at += 1;
-            }
-        }
-        tally.end(count);
+        });
+        slow = all_marks(packets.len()) & !done;
         if slow != 0 {
             let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);
             slow &= !routed;

@@ -23,10 +23,10 @@ use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
 use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{
-    Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment, marks, run_length, unplace,
+    Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment, all_marks, are_equal, unplace,
 };
 use super::storm_control::FloodKind;
-use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remotes, Underlay};
+use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remote, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key, hash_pair};
 
@@ -225,61 +225,23 @@ impl View<'_> {
         }
 
         let packets = batch.as_mut_slice();
-        let underlay = &self.layout.underlay;
-        let mut tally = Tally::new(first.segment);
-        let count_tx = |segment: u16, packets, bytes| {
-            if let Some(c) = layout.counters(segment, worker) {
-                c.overlay_tx.add(packets, bytes);
-            }
-        };
         let special = slow;
+        let all = all_marks(packets.len());
         fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
         unplace(places, slow);
         if remotes.are_many() {
             places[..packets.len()].iter().for_each(|place| remotes.prefetch(*place));
         }
-        // Frames in a row often go to one remote.
-        let mut at = 0;
-        while at < packets.len() {
-            let (start, end) = (at, at + run_length(&places[at..packets.len()]));
-            at = end;
-            // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
-            let remote = remotes.of_destination(places[start]).filter(|remote| remote.sequence.is_none());
-            let Some(remote) = remote else {
-                slow |= marks(start, end);
-                continue;
-            };
-            // Keys contain the segment, so the remote and its frames belong to the same segment.
-            let segment = if SORTED { remote.segment } else { first.segment };
-            let (packets, flows) = (&mut packets[start..end], &flows[start..end]);
-            let mut sent = 0;
-            if let NextHop::Ready(template) = &remote.next_hop {
-                let run = if template.is_plain_with(0) { encapsulate_run } else { encapsulate_short_run };
-                let bytes;
-                (sent, bytes) = run(packets, flows, template, remote.max_frame, underlay);
-                tally.add_all(segment, sent, bytes, count_tx);
-            }
-            for (i, (packet, flow)) in packets.iter_mut().zip(flows).enumerate().skip(sent) {
-                let len = packet.len();
-                let done = len <= remote.max_frame
-                    && match &remote.next_hop {
-                        NextHop::Ready(template) => encapsulate(packet, template, underlay, *flow, &None).is_ok(),
-                        NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, *numbers, underlay, *flow) => {
-                            if let Some(c) = layout.counters(remote.segment, worker) {
-                                c.nic_encapsulated.add(1);
-                            }
-                            true
-                        }
-                        _ => false,
-                    };
-                if done {
-                    tally.add(segment, len, count_tx);
-                } else {
-                    slow |= 1 << (start + i);
-                }
-            }
+        let mut done = 0;
+        if are_equal(&places[..packets.len()])
+            && let Some(remote) = remotes.of_destination(places[0])
+        {
+            done = self.send_to_one(packets, flows, remote, worker);
         }
-        tally.end(count_tx);
+        if done != all & !slow {
+            done |= self.send_others(packets, flows, places, remotes, worker, all & !done);
+        }
+        slow = all & !done;
         if slow != 0 {
             let routed = self.route_batch::<0>(state, context, remotes, packets, slow & !special);
             slow &= !routed;
@@ -300,6 +262,65 @@ impl View<'_> {
                 None
             });
         }
+    }
+
+    /// Adds outer headers of the usual forms to the first frames of a batch, all for one remote, until one needs
+    /// something else. Returns the marks of these frames.
+    #[inline(always)]
+    fn send_to_one(&self, packets: &mut [Packet], flows: &[Flow; BATCH], remote: &Remote, worker: usize) -> u64 {
+        let NextHop::Ready(template) = &remote.next_hop else { return 0 };
+        let underlay = &self.layout.underlay;
+        // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+        let (sent, bytes) = if template.is_plain_with(0) {
+            encapsulate_run::<true>(packets, flows, template, remote.max_frame, underlay)
+        } else if template.is_short_with(0) && remote.sequence.is_none() && !template.carries_packets() {
+            encapsulate_run::<false>(packets, flows, template, remote.max_frame, underlay)
+        } else {
+            return 0;
+        };
+        // Keys contain the segment, so the remote and its frames belong to the same segment.
+        if let Some(c) = self.layout.counters(remote.segment, worker) {
+            c.overlay_tx.add(sent, bytes);
+        }
+        all_marks(sent)
+    }
+
+    /// Sends the wanted frames whose places are remotes without sequence numbers: by the NIC, or with outer headers of any
+    /// form. Returns their marks.
+    #[inline(never)]
+    fn send_others(
+        &self,
+        packets: &mut [Packet],
+        flows: &[Flow; BATCH],
+        places: &[u32; BATCH],
+        remotes: &Remotes,
+        worker: usize,
+        mut wanted: u64,
+    ) -> u64 {
+        let underlay = &self.layout.underlay;
+        let mut done = 0;
+        while wanted != 0 {
+            let i = wanted.trailing_zeros() as usize % BATCH;
+            wanted &= wanted - 1;
+            // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+            let remote = remotes.of_destination(places[i]).filter(|remote| remote.sequence.is_none());
+            let (Some(remote), Some(packet)) = (remote, packets.get_mut(i)) else { continue };
+            let len = packet.len();
+            if len > remote.max_frame {
+                continue;
+            }
+            let Some(counters) = self.layout.counters(remote.segment, worker) else { continue };
+            match &remote.next_hop {
+                NextHop::Ready(template) if encapsulate(packet, template, underlay, flows[i], &None).is_ok() => {}
+                NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, *numbers, underlay, flows[i]) => {
+                    counters.nic_encapsulated.add(1);
+                }
+                _ => continue,
+            }
+            counters.overlay_tx.add(1, len);
+            done |= 1 << i;
+        }
+        done
     }
 
     /// Calls [`Self::learn_source`] for the sources of a batch. Remembers the last one if its destination is
@@ -664,10 +685,12 @@ pub(super) fn encapsulate(
     encapsulate_other(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
 }
 
-/// Adds plain outer headers to frames for one remote, until one is too long or has a class that is copied. Returns their
-/// number and bytes. The template is plain.
+/// Adds outer headers to frames for one remote, until one is too long or has a class that is copied. Returns their number
+/// and bytes. The template is plain, or else short and for Ethernet frames.
+///
+/// The function has few values, so they stay in registers.
 #[inline(never)]
-fn encapsulate_run(
+fn encapsulate_run<const PLAIN: bool>(
     packets: &mut [Packet],
     flows: &[Flow],
     template: &OuterHeaders,
@@ -680,42 +703,19 @@ fn encapsulate_run(
         if len > max_frame || flow.class & underlay.copied_class != 0 {
             break;
         }
-        let Some(room) = packet.prepend_for::<PLAIN_LEN>(underlay.port) else { break };
-        template.emit_plain(room, len as u16, underlay.source_port(flow.entropy));
-        sent += 1;
-        bytes += len;
-    }
-    (sent, bytes)
-}
-
-/// Does the same as [`encapsulate_run`] with headers of the short form.
-#[inline(never)]
-fn encapsulate_short_run(
-    packets: &mut [Packet],
-    flows: &[Flow],
-    template: &OuterHeaders,
-    max_frame: usize,
-    underlay: &Underlay,
-) -> (usize, usize) {
-    let (mut sent, mut bytes) = (0, 0);
-    if template.carries_packets() || !template.is_short_with(0) {
-        return (sent, bytes);
-    }
-    for (packet, flow) in packets.iter_mut().zip(flows) {
-        let len = packet.len();
-        if len > max_frame || flow.class & underlay.copied_class != 0 {
-            break;
+        let (source_port, entropy) = (underlay.source_port(flow.entropy), flow.entropy);
+        if PLAIN {
+            let Some(room) = packet.prepend_for::<PLAIN_LEN>(underlay.port) else { break };
+            template.emit_plain(room, len as u16, source_port);
+        } else {
+            let inner_sum = if template.needs_sum() { packet_checksum(packet) } else { Sum::ZERO };
+            let Some(room) = packet.prepend_slice(template.len()) else { break };
+            let fields = ShortFields { inner_len: len as u16, source_port, entropy, carries_ipv6: false, inner_sum };
+            // The room has the length of the template.
+            let _ = template.emit_short(room, &fields);
+            packet.set_out_port(underlay.port);
+            packet.set_checksum_status(ChecksumStatus::NONE);
         }
-        let inner_sum = if template.needs_sum() { packet_checksum(packet) } else { Sum::ZERO };
-        let Some(room) = packet.prepend_slice(template.len()) else { break };
-        let source_port = underlay.source_port(flow.entropy);
-        let fields =
-            ShortFields { inner_len: len as u16, source_port, entropy: flow.entropy, carries_ipv6: false, inner_sum };
-        if template.emit_short(room, &fields).is_none() {
-            break;
-        }
-        packet.set_out_port(underlay.port);
-        packet.set_checksum_status(ChecksumStatus::NONE);
         sent += 1;
         bytes += len;
     }

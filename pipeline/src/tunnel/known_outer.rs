@@ -17,7 +17,7 @@ use super::encap::{SLOW_FLAGS, addresses};
 use super::headers::ETHERNET_LEN;
 use super::kinds::Payload;
 use super::mss::find_handshakes;
-use super::stage::{Scratch, StageState, Tally, View, deliver_run, marks, run_length, unplace};
+use super::stage::{Scratch, StageState, Tally, View, all_marks, deliver_frames, unplace};
 use super::tables::{Destination, Layout, Remotes, Underlay};
 use crate::Context;
 use crate::table::Key;
@@ -355,30 +355,14 @@ impl View<'_> {
             routed &= !handshakes;
         }
 
-        let mut done = 0;
-        let mut sent = Tally::new(0);
-        let count_sent = |segment: u16, packets, bytes| {
+        let Scratch { keys, hashes, places, .. } = &mut *state.scratch;
+        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
+        unplace(places, !plain & all_marks(packets.len()));
+        let mut done = deliver_frames::<0>(layout, packets, places, |segment, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
                 c.local_tx.add(packets, bytes);
             }
-        };
-        let Scratch { keys, hashes, places, .. } = &mut *state.scratch;
-        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
-        unplace(places, !plain & marks(0, packets.len()));
-        let mut at = 0;
-        while at < packets.len() {
-            let end = at + run_length(&places[at..packets.len()]);
-            let Some(attachment) = layout.attachment_of_destination(places[at]) else {
-                at = end;
-                continue;
-            };
-            // Frames in a row often go to one port.
-            let (count, bytes) = deliver_run::<0>(&mut packets[at..end], attachment);
-            sent.add_all(attachment.segment, count, bytes, count_sent);
-            done |= marks(at, at + count);
-            at = end.min(at + count + 1);
-        }
-        sent.end(count_sent);
+        });
         if plain & !done != 0 {
             done |= self.route_batch::<0>(state, context, remotes, packets, plain & !done);
         }
