@@ -17,6 +17,21 @@ pub fn hash_u64(value: u64) -> u32 {
     }
 }
 
+/// Hash of two numbers, all of whose bits depend on both. It costs four instructions with the processor's CRC.
+#[inline(always)]
+pub(crate) fn hash_pair(first: u64, second: u64) -> u32 {
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse4.2"))]
+    // SAFETY: the build enables SSE 4.2, which is checked by the `cfg` above.
+    let crc = unsafe {
+        use std::arch::x86_64::_mm_crc32_u64;
+        _mm_crc32_u64(_mm_crc32_u64(0, first), second) as u32
+    };
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "sse4.2")))]
+    let crc = hash_u64(u64::from(hash_u64(first)) << 32 ^ second);
+    // The CRC is linear. The product is not, and its upper bits depend on all of the CRC.
+    crc.wrapping_mul(0x9e37_79b1)
+}
+
 /// Prefetches the cache line of `value`.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {

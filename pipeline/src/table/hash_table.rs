@@ -1,4 +1,4 @@
-// UNSAFETY: omits the bounds check of a masked index, which is a significant part of a lookup.
+// UNSAFETY: omits the bounds check of a masked index, which is a significant part of a lookup; entries are zero bytes.
 #![allow(unsafe_code)]
 
 //! The hash table of the FDB.
@@ -11,6 +11,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::Key;
 use super::hash::prefetch;
+use crate::zeroed_memory::{Pages, Zeroable, Zeroed};
 
 /// Destination of a removed or missing entry.
 pub const NO_DESTINATION: u32 = u32::MAX;
@@ -31,7 +32,8 @@ const MAX_PROBE: usize = 64;
 /// builds the next table, which [`super::FdbWriter`] does when they become many.
 #[derive(Debug)]
 pub struct HashTable {
-    entries: Box<[Entry]>,
+    /// In huge pages if they are many, because lookups of random keys would miss the TLB.
+    entries: Zeroed<Entry>,
     mask: usize,
 }
 
@@ -41,12 +43,20 @@ pub struct HashTable {
 #[repr(C, align(16))]
 pub struct Entry {
     key: AtomicU64,
-    destination: AtomicU32,
+    /// Complement of the destination, so that an entry of zero bytes has none.
+    inverse_destination: AtomicU32,
     seen: AtomicU32,
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Entry>() == 16);
+
+// SAFETY: zero bytes are atomics of value 0, which need no drop. Under loom, `Zeroed` calls `zero` instead.
+unsafe impl Zeroable for Entry {
+    fn zero() -> Self {
+        Self { key: AtomicU64::new(FREE), inverse_destination: AtomicU32::new(0), seen: AtomicU32::new(0) }
+    }
+}
 
 impl Entry {
     /// The key.
@@ -55,10 +65,10 @@ impl Entry {
         Key::from_u64(self.key.load(Ordering::Acquire))
     }
 
-    /// Destination of the key's packets; [`NO_DESTINATION`] if the entry was removed.
+    /// Destination of the key's packets; [`NO_DESTINATION`] if the entry was removed or is free.
     #[inline(always)]
     pub fn destination(&self) -> u32 {
-        self.destination.load(Ordering::Acquire)
+        !self.inverse_destination.load(Ordering::Acquire)
     }
 
     /// Last second in which the key was seen. `u32::MAX` marks a static entry, which is not refreshed.
@@ -80,7 +90,7 @@ impl Entry {
     }
 
     pub(super) fn set_destination(&self, destination: u32) {
-        self.destination.store(destination, Ordering::Release);
+        self.inverse_destination.store(!destination, Ordering::Release);
     }
 
     pub(super) fn set_seen(&self, second: u32) {
@@ -94,12 +104,7 @@ impl HashTable {
     /// Creates an empty table with room for `capacity` keys before it is half full.
     pub fn new(capacity: usize) -> Self {
         let slots = (capacity.max(8) * 2).next_power_of_two();
-        let free = || Entry {
-            key: AtomicU64::new(FREE),
-            destination: AtomicU32::new(NO_DESTINATION),
-            seen: AtomicU32::new(0),
-        };
-        Self { entries: (0..slots).map(|_| free()).collect(), mask: slots - 1 }
+        Self { entries: Zeroed::new(slots, Pages::Huge), mask: slots - 1 }
     }
 
     /// Number of slots.
@@ -135,6 +140,20 @@ impl HashTable {
         self.find_hashed(key, hash).filter(|entry| entry.destination() != NO_DESTINATION)
     }
 
+    /// Returns the destination of a key whose lookup [`Self::prepare`] began, or [`NO_DESTINATION`].
+    #[inline(always)]
+    pub fn lookup_prepared(&self, key: Key, hash: u32) -> u32 {
+        self.find_hashed(key, hash).map_or(NO_DESTINATION, Entry::destination)
+    }
+
+    /// Does the same as [`Self::lookup_prepared`] for the keys of a batch.
+    #[inline(never)]
+    pub fn lookup_all_prepared(&self, keys: &[Key], hashes: &[u32], destinations: &mut [u32]) {
+        for ((key, hash), destination) in keys.iter().zip(hashes).zip(destinations) {
+            *destination = self.lookup_prepared(*key, *hash);
+        }
+    }
+
     #[inline(always)]
     fn find_hashed(&self, key: Key, hash: u32) -> Option<&Entry> {
         // Most keys are in their first slot.
@@ -162,7 +181,7 @@ impl HashTable {
     /// Returns the destination of a key, or [`NO_DESTINATION`].
     #[inline(always)]
     pub fn lookup(&self, key: Key) -> u32 {
-        self.find(key).map_or(NO_DESTINATION, Entry::destination)
+        self.lookup_prepared(key, key.hash())
     }
 
     /// Looks up all keys of a batch. It first prefetches the slots of all keys and then examines them, so
@@ -206,7 +225,7 @@ impl HashTable {
             }
             if found == FREE {
                 entry.set_seen(seen);
-                entry.destination.store(destination, Ordering::Relaxed);
+                entry.inverse_destination.store(!destination, Ordering::Relaxed);
                 // Release: a reader that sees the key also sees the destination.
                 entry.key.store(key.to_u64(), Ordering::Release);
                 return Some(true);

@@ -10,7 +10,7 @@ mod hash_table;
 use wirepath_wire::MacAddr;
 
 pub use fdb::{Fdb, FdbEntry, FdbLimits, FdbWriter, LearnLimits, Learned};
-pub(crate) use hash::prefetch_at;
+pub(crate) use hash::{hash_pair, prefetch_at};
 pub use hash::{hash_u64, prefetch};
 pub use hash_table::{Entry, HashTable, NO_DESTINATION};
 

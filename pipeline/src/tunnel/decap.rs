@@ -9,6 +9,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
+use wirepath_packet::driver::U64x8;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::superframe::has_plain_datagrams;
@@ -24,11 +25,11 @@ use super::kinds::Payload;
 use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
 use super::report::STAGE;
-use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Attachment, Destination, Remotes, Source, Underlay};
+use super::stage::{Flow, PuntCode, Scratch, StageState, View, all_marks, deliver_frames, unplace};
+use super::tables::{Destination, Remotes, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
-use crate::table::{Entry, Key, NO_DESTINATION};
+use crate::table::Key;
 
 /// Length of the outer headers over IPv4 without a VLAN tag.
 const OUTER4: usize = 50;
@@ -62,9 +63,20 @@ impl LocalEndpoint {
     }
 }
 
+impl LocalEndpoint {
+    /// Returns whether a packet has the IP version, the protocol and the port of plain packets.
+    #[inline(always)]
+    fn may_be_plain(&self, packet: &Packet) -> bool {
+        packet.data().first_chunk::<QUICK>().is_some_and(|h| {
+            let port = be64(h, 34) >> 32 & 0xffff;
+            h[12] == 0x08 && h[23] == IpProtocol::UDP.0 && port == self.udp_port
+        })
+    }
+}
+
 /// Returns the sum of an IPv4 header without options behind an Ethernet header without a tag; 0xffff if it is valid.
 #[inline(always)]
-pub(super) fn ipv4_header_sum<const N: usize>(h: &[u8; N]) -> u64 {
+fn ipv4_header_sum<const N: usize>(h: &[u8; N]) -> u64 {
     // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
     let (first, second, last) = (be64(h, 14), be64(h, 22), be64(h, 26));
     let low = 0xffff_ffff;
@@ -98,64 +110,78 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
-/// Words of the outer headers that packets of one tunnel have in common, in the order of the processor. Fields that
-/// differ are zero: total length, identification and checksum of IPv4, and source port and length of UDP.
-#[derive(Clone, Copy)]
-struct OuterWords([u64; 7]);
+/// Bits of the outer headers that packets of one tunnel have in common. Those of the total length, identification and
+/// checksum of IPv4, of source port and length of UDP, and of the inner frame are zero.
+const SAME: [u8; QUICK] = {
+    let mut mask = [0; QUICK];
+    let mut at = 0;
+    while at < OUTER4 {
+        let differs = matches!(at, 16..20 | 24..26 | 34..36 | 38..40);
+        mask[at] = if differs { 0 } else { 0xff };
+        at += 1;
+    }
+    mask
+};
 
-/// Bytes of each word that are compared. The last word ends with the tunnel header.
-const SAME: [u64; 7] = [
-    u64::MAX,
-    u64::MAX,
-    0x0000_0000_ffff_ffff_u64.to_be(),
-    0x0000_ffff_ffff_ffff_u64.to_be(),
-    0xffff_0000_ffff_0000_u64.to_be(),
-    u64::MAX,
-    0xffff_0000_0000_0000_u64.to_be(),
-];
+/// Reads two bytes in the order of the processor.
+#[inline(always)]
+fn ne16<const N: usize>(h: &[u8; N], at: usize) -> u16 {
+    h[at..].first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
+}
 
-impl OuterWords {
+/// Sum of the words of an IPv4 header that packets of one tunnel have in common, at most 0xffff.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommonSum(u64);
+
+impl CommonSum {
+    /// With this sum, no checksum is valid.
+    const INVALID: Self = Self(1 << 40);
+
+    /// Adds up the words of a header without options behind an Ethernet header without a tag.
+    pub(super) fn new<const N: usize>(h: &[u8; N]) -> Self {
+        // The ones' complement sum does not depend on the order of bytes (RFC 1071 section 2).
+        let sum = [14, 20, 22, 26, 28, 30, 32].iter().map(|at| u64::from(ne16(h, *at))).sum::<u64>();
+        let sum = (sum >> 16) + (sum & 0xffff);
+        Self((sum >> 16) + (sum & 0xffff))
+    }
+
+    /// Returns whether the checksum of a header with these words is valid. Its total length, identification and
+    /// checksum are added.
     #[inline(always)]
-    fn of(h: &[u8; QUICK]) -> Self {
-        let word = |at: usize| h[at * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) & SAME[at];
-        Self([word(0), word(1), word(2), word(3), word(4), word(5), word(6)])
+    pub(super) fn is_valid_with<const N: usize>(self, h: &[u8; N]) -> bool {
+        let sum = self.0 + [16, 18, 24].iter().map(|at| u64::from(ne16(h, *at))).sum::<u64>();
+        // The sum of four words is a multiple of 0xffff if and only if this is 0xffff.
+        (sum >> 16) + (sum & 0xffff) == 0xffff
     }
 }
 
 /// Outer headers that [`quick_outer`] has accepted. Packets of the same tunnel need only the checks of what differs.
+#[derive(Clone, Copy)]
 struct LastOuter {
-    words: OuterWords,
-    /// Sum of the words of the IPv4 header without those that differ.
-    sum: u64,
+    header: U64x8,
+    sum: CommonSum,
 }
 
 impl LastOuter {
-    /// No packet has these words: bits that are not compared are set.
-    const NONE: Self = Self { words: OuterWords([u64::MAX; 7]), sum: 0 };
+    /// No packet is equal, because no checksum is valid.
+    #[inline(always)]
+    fn none() -> Self {
+        Self { header: U64x8::splat(0), sum: CommonSum::INVALID }
+    }
 
     #[inline(always)]
-    fn new(words: OuterWords, h: &[u8; QUICK]) -> Self {
-        let [version, fragment, addresses] = [be64(h, 14), be64(h, 20), be64(h, 26)];
-        let half = 0xffff_ffff;
-        let sum = (version >> 48) + (fragment >> 32) + (addresses >> 32) + (addresses & half);
-        Self { words, sum }
+    fn new(h: &[u8; QUICK]) -> Self {
+        Self { header: U64x8::from_bytes(h), sum: CommonSum::new(h) }
     }
 
     /// Returns whether [`quick_outer`] accepts a packet and finds the same tunnel.
     #[inline(always)]
-    fn has_same(&self, words: &OuterWords, h: &[u8; QUICK], len: usize) -> bool {
-        let mut wrong = words.0.iter().zip(&self.words.0).fold(0, |wrong, (a, b)| wrong | (a ^ b));
-        let (lengths, checksum, udp) = (be64(h, 16), be64(h, 24) >> 48, be64(h, 32) & 0xffff);
-        let total = lengths >> 48;
-        wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
-        wrong |= (udp + 20) ^ total;
-        let sum = self.sum + total + (lengths >> 32 & 0xffff) + checksum;
-        let sum = (sum >> 32) + (sum & 0xffff_ffff);
-        let sum = (sum >> 16) + (sum & 0xffff);
-        let sum = (sum >> 16) + (sum & 0xffff);
-        let sum = (sum >> 16) + (sum & 0xffff);
-        wrong |= sum ^ 0xffff;
-        wrong == 0
+    fn has_same(&self, same: U64x8, h: &[u8; QUICK], len: usize) -> bool {
+        let total = usize::from(u16::from_be(ne16(h, 16)));
+        total + ETHERNET_LEN == len
+            && usize::from(u16::from_be(ne16(h, 38))) + 20 == total
+            && self.sum.is_valid_with(h)
+            && self.header.equals_in(U64x8::from_bytes(h), same)
     }
 }
 
@@ -267,22 +293,26 @@ impl View<'_> {
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
-        if underlay.plain.is_none() {
-            let all = u64::MAX.checked_shr(u64::BITS - batch.len() as u32).unwrap_or(0);
+        let ours = LocalEndpoint::new(underlay);
+        // Packets in a row are often of one kind, so the first one decides. Both ways give the same result.
+        if underlay.plain.is_none() || !batch.iter().next().is_some_and(|first| ours.may_be_plain(first)) {
+            let all = all_marks(batch.len());
             return self.decapsulate_others(state, context, batch, all, all);
         }
-        let ours = LocalEndpoint::new(underlay);
         if remotes.are_many() {
             prefetch_sources(remotes, batch.as_slice(), ours.kind);
         }
 
-        let Scratch { keys, hashes, sources, source_at: source_remote, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, places, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow, mut other) = (0, 0u64, 0u64);
         let mut last = (state.source.key, state.source.destination);
         let mut known = state.source.in_ipv4_frames();
-        let mut outer = LastOuter::NONE;
-        // VNI and source of the previous tunnel, and the remote and segment found for them.
-        let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
+        let mut outer = LastOuter::none();
+        let same = U64x8::from_bytes(&SAME);
+        // VNI and source of the previous tunnel.
+        let mut tunnel = (u32::MAX, 0u32);
+        // The remote and segment found for them, as a destination and as the upper bits of keys.
+        let (mut remote, mut here, mut key_base) = (0, Destination::Remote(0).pack(), 0);
         let prepared = keys.iter_mut().zip(hashes.iter_mut());
         for ((i, packet), (key, hash)) in batch.as_slice().iter().enumerate().zip(prepared) {
             let is_fast = 'fast: {
@@ -290,27 +320,27 @@ impl View<'_> {
                     other |= 1 << i;
                     break 'fast false;
                 };
-                let words = OuterWords::of(quick);
-                if !outer.has_same(&words, quick, packet.len()) {
+                if !outer.has_same(same, quick, packet.len()) {
                     let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else {
                         other |= 1 << i;
                         break 'fast false;
                     };
-                    if (vni, source) != (tunnel.0, tunnel.1) {
+                    if (vni, source) != tunnel {
                         let id = TunnelId { kind: ours.kind, id: Some(vni), sid: None };
                         let found = remotes.find_source(id, IpAddr::V4(Ipv4Addr::from_bits(source)));
-                        let Some(Source { remote, segment }) = found else { break 'fast false };
-                        tunnel = (vni, source, remote, segment);
+                        let Some(found) = found else { break 'fast false };
+                        tunnel = (vni, source);
+                        remote = found.remote;
+                        here = Destination::Remote(remote).pack();
+                        key_base = u64::from(found.segment) << 48;
                     }
-                    outer = LastOuter::new(words, quick);
+                    outer = LastOuter::new(quick);
                 }
-                let (_, _, remote, segment) = tunnel;
                 let tail = be64(quick, OUTER4 + 6);
                 // No table contains a group address, so the lookup of such a destination fails without an extra
                 // check.
-                *key = Key::from_u64(u64::from(segment) << 48 | be64(quick, OUTER4) >> 16);
+                *key = Key::from_u64(key_base | be64(quick, OUTER4 - 2) & u64::MAX >> 16);
                 *hash = fdb.prepare(*key);
-                let here = Destination::Remote(remote).pack();
                 if packet.flags().intersects(SLOW_FLAGS) {
                     break 'fast false;
                 }
@@ -324,7 +354,7 @@ impl View<'_> {
                 if special {
                     break 'fast false;
                 }
-                let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
+                let src = Key::from_u64(key_base | tail >> 16);
                 if (src, here) != last {
                     if !src.is_unicast() {
                         break 'fast false;
@@ -357,41 +387,18 @@ impl View<'_> {
         }
 
         let packets = batch.as_mut_slice();
-        // Frames decapsulated here go to an attachment of the same segment, so one tally serves both
-        // counters.
-        let mut tally = Tally::new(tunnel.3);
         let (layout, worker) = (self.layout, state.worker);
-        let count = |segment: u16, packets, bytes| {
+        let special = slow;
+        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
+        unplace(places, slow);
+        // Frames decapsulated here go to an attachment of the same segment.
+        let done = deliver_frames::<OUTER4>(layout, packets, places, |segment, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
                 c.overlay_rx.add(packets, bytes);
                 c.local_tx.add(packets, bytes);
             }
-        };
-        let special = slow;
-        // Frames in a row often go to one port.
-        let mut last: (u32, Option<&Attachment>) = (NO_DESTINATION, None);
-        for ((i, packet), (key, hash)) in packets.iter_mut().enumerate().zip(keys.iter().zip(&*hashes)) {
-            if slow & 1 << i != 0 {
-                continue;
-            }
-            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
-            if destination != last.0 {
-                last = (destination, self.layout.attachment_of_destination(destination));
-            }
-            if let Some(attachment) = last.1 {
-                let len = packet.len() - OUTER4;
-                if len <= attachment.max_frame && packet.trim_front(OUTER4) {
-                    packet.set_checksum_status(ChecksumStatus::NONE);
-                    // The removed outer headers leave enough headroom for a tag.
-                    if adapt_to_attachment(packet, attachment).is_ok() {
-                        tally.add(attachment.segment, len, count);
-                        continue;
-                    }
-                }
-            }
-            slow |= 1 << i;
-        }
-        tally.end(count);
+        });
+        slow = all_marks(packets.len()) & !done;
         if slow != 0 {
             let routed = self.route_batch::<OUTER4>(state, context, remotes, packets, slow & !special);
             slow &= !routed;

@@ -22,11 +22,13 @@ use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
 use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
-use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
+use super::stage::{
+    Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment, all_marks, are_equal, unplace,
+};
 use super::storm_control::FloodKind;
 use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remote, Remotes, Underlay};
 use crate::Context;
-use crate::table::{Entry, HashTable, Key, NO_DESTINATION};
+use crate::table::{HashTable, Key, hash_pair};
 
 /// Number of header bytes that the fast path reads: Ethernet, IPv4 without options, and ports.
 const QUICK: usize = 38;
@@ -56,13 +58,6 @@ pub(super) fn addresses(header: &[u8; ETHERNET_LEN], segment: u16) -> (Key, Key,
     (Key::from_u64(segment | be64(header, 0) >> 16), Key::from_u64(segment | tail >> 16), tail as u16)
 }
 
-/// Mixes one word into a hash.
-#[inline(always)]
-fn mix(state: u64, word: u64) -> u64 {
-    let product = u128::from(state ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
-    product as u64 ^ (product >> 64) as u64
-}
-
 /// Returns the flow of a frame with a plain packet: IPv4 without options that is not a fragment, or TCP or UDP directly
 /// after IPv6.
 #[inline(always)]
@@ -87,8 +82,8 @@ fn quick_flow4(h: &[u8; QUICK - ETHERNET_LEN], is_ipv4: bool) -> Option<Flow> {
     // Other protocols have no ports there; those bytes differ between packets of a flow.
     let mask = if protocol == 6 || protocol == 17 { u32::MAX } else { 0 };
     let ports = be64(h, 16) as u32 & mask;
-    let hash = mix(addresses, u64::from(ports) | u64::from(protocol) << 32);
-    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[1] })
+    let entropy = hash_pair(addresses, u64::from(ports) | u64::from(protocol) << 32);
+    Some(Flow { entropy, class: h[1] })
 }
 
 /// Returns the flow of TCP or UDP directly after an IPv6 header; `None` for other packets.
@@ -100,8 +95,9 @@ fn quick_flow6(h: &[u8; 44]) -> Option<Flow> {
     }
     let [a, b, c, d] = [8, 16, 24, 32].map(|at| be64(h, at));
     let ports = u64::from(be64(h, 36) as u32);
-    let hash = mix(mix(mix(a, b), mix(c, d)), ports | u64::from(protocol) << 32);
-    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[0] << 4 | h[1] >> 4 })
+    let halves = [hash_pair(a, b), hash_pair(c, d)].map(u64::from);
+    let entropy = hash_pair(halves[0] | halves[1] << 32, ports | u64::from(protocol) << 32);
+    Some(Flow { entropy, class: h[0] << 4 | h[1] >> 4 })
 }
 
 impl View<'_> {
@@ -148,7 +144,7 @@ impl View<'_> {
         state.source.renew(self.fdb.generation(), second);
         let Some(first) = self.layout.attachments.get(from as usize) else { return };
 
-        let Scratch { keys, hashes, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
+        let Scratch { keys, hashes, places, flows, sources, source_at, attachments, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let (layout, worker) = (self.layout, state.worker);
         let count_rx = |segment: u16, packets, bytes| {
@@ -229,56 +225,23 @@ impl View<'_> {
         }
 
         let packets = batch.as_mut_slice();
-        let underlay = &self.layout.underlay;
-        let mut tally = Tally::new(first.segment);
-        let count_tx = |segment: u16, packets, bytes| {
-            if let Some(c) = layout.counters(segment, worker) {
-                c.overlay_tx.add(packets, bytes);
-            }
-        };
         let special = slow;
+        let all = all_marks(packets.len());
+        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
+        unplace(places, slow);
         if remotes.are_many() {
-            prefetch_remotes(fdb, remotes, &keys[..packets.len()], hashes);
+            places[..packets.len()].iter().for_each(|place| remotes.prefetch(*place));
         }
-        // Frames in a row often go to one remote.
-        let mut last: (u32, Option<&Remote>) = (NO_DESTINATION, None);
-        let prepared = keys.iter().zip(&*hashes).zip(&*flows);
-        for ((i, packet), ((key, hash), flow)) in packets.iter_mut().enumerate().zip(prepared) {
-            if slow & 1 << i != 0 {
-                continue;
-            }
-            let destination = fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination);
-            if destination != last.0 {
-                // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
-                let remote = remotes.of_destination(destination).filter(|remote| remote.sequence.is_none());
-                last = (destination, remote);
-            }
-            if let Some(remote) = last.1 {
-                let len = packet.len();
-                let done = match &remote.next_hop {
-                    NextHop::Ready(template) => {
-                        len <= remote.max_frame
-                            && encapsulate(packet, template, underlay, *flow, &remote.sequence).is_ok()
-                    }
-                    NextHop::InNic(_, numbers)
-                        if len <= remote.max_frame && encapsulate_in_nic(packet, *numbers, underlay, *flow) =>
-                    {
-                        if let Some(c) = layout.counters(remote.segment, worker) {
-                            c.nic_encapsulated.add(1);
-                        }
-                        true
-                    }
-                    _ => false,
-                };
-                if done {
-                    // Keys contain the segment, so the remote and the frame belong to the same segment.
-                    tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
-                    continue;
-                }
-            }
-            slow |= 1 << i;
+        let mut done = 0;
+        if are_equal(&places[..packets.len()])
+            && let Some(remote) = remotes.of_destination(places[0])
+        {
+            done = self.send_to_one(packets, flows, remote, worker);
         }
-        tally.end(count_tx);
+        if done != all & !slow {
+            done |= self.send_others(packets, flows, places, remotes, worker, all & !done);
+        }
+        slow = all & !done;
         if slow != 0 {
             let routed = self.route_batch::<0>(state, context, remotes, packets, slow & !special);
             slow &= !routed;
@@ -299,6 +262,65 @@ impl View<'_> {
                 None
             });
         }
+    }
+
+    /// Adds outer headers of the usual forms to the first frames of a batch, all for one remote, until one needs
+    /// something else. Returns the marks of these frames.
+    #[inline(always)]
+    fn send_to_one(&self, packets: &mut [Packet], flows: &[Flow; BATCH], remote: &Remote, worker: usize) -> u64 {
+        let NextHop::Ready(template) = &remote.next_hop else { return 0 };
+        let underlay = &self.layout.underlay;
+        // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+        let (sent, bytes) = if template.is_plain_with(0) {
+            encapsulate_run::<true>(packets, flows, template, remote.max_frame, underlay)
+        } else if template.is_short_with(0) && remote.sequence.is_none() && !template.carries_packets() {
+            encapsulate_run::<false>(packets, flows, template, remote.max_frame, underlay)
+        } else {
+            return 0;
+        };
+        // Keys contain the segment, so the remote and its frames belong to the same segment.
+        if let Some(c) = self.layout.counters(remote.segment, worker) {
+            c.overlay_tx.add(sent, bytes);
+        }
+        all_marks(sent)
+    }
+
+    /// Sends the wanted frames whose places are remotes without sequence numbers: by the NIC, or with outer headers of any
+    /// form. Returns their marks.
+    #[inline(never)]
+    fn send_others(
+        &self,
+        packets: &mut [Packet],
+        flows: &[Flow; BATCH],
+        places: &[u32; BATCH],
+        remotes: &Remotes,
+        worker: usize,
+        mut wanted: u64,
+    ) -> u64 {
+        let underlay = &self.layout.underlay;
+        let mut done = 0;
+        while wanted != 0 {
+            let i = wanted.trailing_zeros() as usize % BATCH;
+            wanted &= wanted - 1;
+            // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
+            let remote = remotes.of_destination(places[i]).filter(|remote| remote.sequence.is_none());
+            let (Some(remote), Some(packet)) = (remote, packets.get_mut(i)) else { continue };
+            let len = packet.len();
+            if len > remote.max_frame {
+                continue;
+            }
+            let Some(counters) = self.layout.counters(remote.segment, worker) else { continue };
+            match &remote.next_hop {
+                NextHop::Ready(template) if encapsulate(packet, template, underlay, flows[i], &None).is_ok() => {}
+                NextHop::InNic(_, numbers) if encapsulate_in_nic(packet, *numbers, underlay, flows[i]) => {
+                    counters.nic_encapsulated.add(1);
+                }
+                _ => continue,
+            }
+            counters.overlay_tx.add(1, len);
+            done |= 1 << i;
+        }
+        done
     }
 
     /// Calls [`Self::learn_source`] for the sources of a batch. Remembers the last one if its destination is
@@ -590,14 +612,6 @@ impl View<'_> {
     }
 }
 
-/// Prefetches the remotes of prepared destinations.
-#[inline(never)]
-fn prefetch_remotes(fdb: &HashTable, remotes: &Remotes, keys: &[Key], hashes: &[u32]) {
-    for (key, hash) in keys.iter().zip(hashes) {
-        remotes.prefetch(fdb.find_prepared(*key, *hash).map_or(NO_DESTINATION, Entry::destination));
-    }
-}
-
 /// Cuts a superframe and passes its frames to `send`.
 #[cold]
 pub(super) fn cut(
@@ -664,13 +678,48 @@ pub(super) fn encapsulate(
     let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
     let class = flow.class & underlay.copied_class;
     if template.is_plain_with(class) {
-        let Some(room) = packet.prepend::<PLAIN_LEN>() else { return Err(DropReason::NoHeadroom) };
+        let Some(room) = packet.prepend_for::<PLAIN_LEN>(underlay.port) else { return Err(DropReason::NoHeadroom) };
         template.emit_plain(room, len as u16, source_port);
-        packet.set_out_port(underlay.port);
-        packet.set_checksum_status(ChecksumStatus::NONE);
         return Ok(());
     }
     encapsulate_other(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
+}
+
+/// Adds outer headers to frames for one remote, until one is too long or has a class that is copied. Returns their number
+/// and bytes. The template is plain, or else short and for Ethernet frames.
+///
+/// The function has few values, so they stay in registers.
+#[inline(never)]
+fn encapsulate_run<const PLAIN: bool>(
+    packets: &mut [Packet],
+    flows: &[Flow],
+    template: &OuterHeaders,
+    max_frame: usize,
+    underlay: &Underlay,
+) -> (usize, usize) {
+    let (mut sent, mut bytes) = (0, 0);
+    for (packet, flow) in packets.iter_mut().zip(flows) {
+        let len = packet.len();
+        if len > max_frame || flow.class & underlay.copied_class != 0 {
+            break;
+        }
+        let (source_port, entropy) = (underlay.source_port(flow.entropy), flow.entropy);
+        if PLAIN {
+            let Some(room) = packet.prepend_for::<PLAIN_LEN>(underlay.port) else { break };
+            template.emit_plain(room, len as u16, source_port);
+        } else {
+            let inner_sum = if template.needs_sum() { packet_checksum(packet) } else { Sum::ZERO };
+            let Some(room) = packet.prepend_slice(template.len()) else { break };
+            let fields = ShortFields { inner_len: len as u16, source_port, entropy, carries_ipv6: false, inner_sum };
+            // The room has the length of the template.
+            let _ = template.emit_short(room, &fields);
+            packet.set_out_port(underlay.port);
+            packet.set_checksum_status(ChecksumStatus::NONE);
+        }
+        sent += 1;
+        bytes += len;
+    }
+    (sent, bytes)
 }
 
 /// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it

@@ -4,30 +4,26 @@
 //! reads the first packet of each tunnel. Those behind it have the same outer headers, so that only the fields are
 //! checked that differ between packets: lengths, checksums and entropy. A change of the tables ends this knowledge.
 
-use std::ops::Range;
-
 use wirepath_packet::Packet;
+use wirepath_packet::driver::U64x8;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::ChecksumStatus;
 use wirepath_wire::gre::{FLAG_CHECKSUM, FLAG_SEQUENCE};
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, ipv4, ipv6, udp};
 
 use super::config::TUNNEL_PEER;
-use super::decap::{HEADERS, Outer, check_udp, ipv4_header_sum};
+use super::decap::{CommonSum, HEADERS, Outer, check_udp};
 use super::encap::{SLOW_FLAGS, addresses};
 use super::headers::ETHERNET_LEN;
 use super::kinds::Payload;
 use super::mss::find_handshakes;
-use super::stage::{StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Attachment, Destination, Layout, Remotes, Underlay};
+use super::stage::{Scratch, StageState, Tally, View, all_marks, deliver_frames, unplace};
+use super::tables::{Destination, Layout, Remotes, Underlay};
 use crate::Context;
-use crate::table::{Entry, Key, NO_DESTINATION};
+use crate::table::Key;
 
 /// Bytes that are compared: outer headers and the first ones behind them.
 const COMPARED: usize = 72;
-const WORDS: usize = COMPARED / 8;
-/// Words that hold the outer headers of most tunnels over IPv4.
-const SHORT_WORDS: usize = 6;
 /// Tunnels that are known at the same time.
 const TUNNELS: usize = 8;
 /// Packets of a batch whose headers may be read to know a tunnel. If that fails, the slow path reads them again.
@@ -36,13 +32,35 @@ const MAX_READ: u32 = 12;
 const L4_OF_IPV4: usize = ETHERNET_LEN + ipv4::HEADER_LEN;
 const L4_OF_IPV6: usize = ETHERNET_LEN + ipv6::HEADER_LEN;
 
+/// The first [`COMPARED`] bytes of a packet.
+#[derive(Debug)]
+struct Headers {
+    front: U64x8,
+    rest: u64,
+}
+
+impl Headers {
+    #[inline(always)]
+    fn new(h: &[u8; COMPARED]) -> Self {
+        let front = h.first_chunk().map_or(U64x8::splat(0), U64x8::from_bytes);
+        Self { front, rest: h.last_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) }
+    }
+
+    /// Returns whether all bits of `mask` are equal to those of other headers.
+    #[inline(always)]
+    fn equals_in(&self, other: &Self, mask: &Self) -> bool {
+        self.front.equals_in(other.front, mask.front) && (self.rest ^ other.rest) & mask.rest == 0
+    }
+}
+
 /// Outer headers that the slow path has accepted.
 #[derive(Debug)]
 pub(super) struct KnownOuter {
-    /// The headers, with zeros where packets of the tunnel differ.
-    words: [u64; WORDS],
-    /// Bits that are equal in all packets of the tunnel, in the order of the processor.
-    mask: [u64; WORDS],
+    headers: Headers,
+    /// Bits that are equal in all packets of the tunnel.
+    mask: Headers,
+    /// Sum of the IPv4 header.
+    sum: CommonSum,
     layers: HeaderOffsets,
     is_ipv6: bool,
     is_udp: bool,
@@ -127,12 +145,6 @@ fn slot(h: &[u8; COMPARED], label_port: usize) -> usize {
     usize::from(source ^ id) % TUNNELS
 }
 
-/// Returns the words of headers.
-#[inline(always)]
-fn words(h: &[u8; COMPARED]) -> [u64; WORDS] {
-    std::array::from_fn(|i| h[i * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
-}
-
 impl KnownOuter {
     /// Remembers the headers of a packet that [`View::read_outer`] has accepted. Returns `None` if packets of the
     /// tunnel need more checks than those of [`Self::accepts`].
@@ -163,17 +175,15 @@ impl KnownOuter {
         if let Some(at) = kind.flow_id {
             mask[header + usize::from(at)] = 0;
         }
-        let mask = words(&mask);
         let (version, least) = match outer.payload {
             Payload::Ethernet => (0, ETHERNET_LEN),
             Payload::Ip if h[outer.inner] >> 4 == 4 => (4, ipv4::HEADER_LEN),
             Payload::Ip => (6, ipv6::HEADER_LEN),
         };
-        let mut known = words(h);
-        known.iter_mut().zip(&mask).for_each(|(word, mask)| *word &= mask);
         Some(Self {
-            words: known,
-            mask,
+            headers: Headers::new(h),
+            mask: Headers::new(&mask),
+            sum: CommonSum::new(h),
             layers,
             is_ipv6,
             is_udp,
@@ -190,13 +200,7 @@ impl KnownOuter {
     /// Returns whether headers are equal to those of the tunnel.
     #[inline(always)]
     fn has_same(&self, h: &[u8; COMPARED]) -> bool {
-        let words = words(h);
-        let differ = |range: Range<usize>| {
-            let own = self.words[range.clone()].iter().zip(&self.mask[range.clone()]);
-            words[range].iter().zip(own).fold(0, |wrong, (word, (own, mask))| wrong | (word & mask) ^ own)
-        };
-        let rest = if self.inner > SHORT_WORDS * 8 { differ(SHORT_WORDS..WORDS) } else { 0 };
-        differ(0..SHORT_WORDS) | rest == 0
+        self.headers.equals_in(&Headers::new(h), &self.mask)
     }
 
     /// Returns whether an inner packet has the other version, which the tunnel may carry too.
@@ -217,7 +221,7 @@ impl KnownOuter {
         let (l4, is_valid) = if self.is_ipv6 {
             (L4_OF_IPV6, be16(h, 18) + L4_OF_IPV6 == len)
         } else {
-            (L4_OF_IPV4, ipv4_header_sum(h) == 0xffff && be16(h, 16) + ETHERNET_LEN == len)
+            (L4_OF_IPV4, self.sum.is_valid_with(h) && be16(h, 16) + ETHERNET_LEN == len)
         };
         let is_right = self.version == 0 || h[self.inner] >> 4 == self.version || self.is_other_version(h, len);
         let is_valid = is_valid && len >= self.least && is_right;
@@ -351,33 +355,14 @@ impl View<'_> {
             routed &= !handshakes;
         }
 
-        let mut done = 0;
-        let mut sent = Tally::new(0);
-        let count_sent = |segment: u16, packets, bytes| {
+        let Scratch { keys, hashes, places, .. } = &mut *state.scratch;
+        fdb.lookup_all_prepared(&keys[..packets.len()], hashes, places);
+        unplace(places, !plain & all_marks(packets.len()));
+        let mut done = deliver_frames::<0>(layout, packets, places, |segment, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
                 c.local_tx.add(packets, bytes);
             }
-        };
-        // Frames in a row often go to one port.
-        let mut last: (u32, Option<&Attachment>) = (NO_DESTINATION, None);
-        for (i, packet) in packets.iter_mut().enumerate() {
-            if plain & 1 << i == 0 {
-                continue;
-            }
-            let (key, hash) = (scratch.keys[i], scratch.hashes[i]);
-            let destination = fdb.find_prepared(key, hash).map_or(NO_DESTINATION, Entry::destination);
-            if destination != last.0 {
-                last = (destination, layout.attachment_of_destination(destination));
-            }
-            let len = packet.len();
-            if let Some(attachment) = last.1.filter(|attachment| len <= attachment.max_frame)
-                && adapt_to_attachment(packet, attachment).is_ok()
-            {
-                sent.add(attachment.segment, len, count_sent);
-                done |= 1 << i;
-            }
-        }
-        sent.end(count_sent);
+        });
         if plain & !done != 0 {
             done |= self.route_batch::<0>(state, context, remotes, packets, plain & !done);
         }

@@ -175,6 +175,8 @@ pub(super) struct Scratch {
     /// Keys of the destinations, with what [`crate::table::HashTable::prepare`] returned for them.
     pub(super) keys: [Key; BATCH],
     pub(super) hashes: [u32; BATCH],
+    /// Destinations found for the keys, packed.
+    pub(super) places: [u32; BATCH],
     pub(super) flows: [Flow; BATCH],
     /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
@@ -242,6 +244,7 @@ impl Gateway {
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],
                 hashes: [0; BATCH],
+                places: [NO_DESTINATION; BATCH],
                 flows: [Flow::default(); BATCH],
                 sources: [Key::from_u64(0); BATCH],
                 source_at: [0; BATCH],
@@ -357,6 +360,105 @@ pub(super) fn adapt_to_attachment(packet: &mut Packet, attachment: &Attachment) 
     }
     packet.set_out_port(attachment.port);
     Ok(())
+}
+
+/// Returns the marks of the first packets of a batch.
+#[inline(always)]
+pub(super) fn all_marks(count: usize) -> u64 {
+    u64::MAX.checked_shr(u64::BITS - count.min(BATCH) as u32).unwrap_or(0)
+}
+
+/// Takes the places of marked packets away.
+#[inline(always)]
+pub(super) fn unplace(places: &mut [u32; BATCH], mut marked: u64) {
+    while marked != 0 {
+        places[marked.trailing_zeros() as usize % BATCH] = NO_DESTINATION;
+        marked &= marked - 1;
+    }
+}
+
+/// Returns whether all places are the same.
+#[inline(always)]
+pub(super) fn are_equal(places: &[u32]) -> bool {
+    // An early exit would need a branch for each place.
+    let first = places.first().copied().unwrap_or(NO_DESTINATION);
+    places.iter().fold(0, |differ, place| differ | (place ^ first)) == 0
+}
+
+/// Removes `TRIM` bytes from the front of frames and gives them the output port of their place, which is an attachment.
+/// Frames with another place, and those that do not fit, stay as they are. Returns the marks of the others.
+#[inline(always)]
+pub(super) fn deliver_frames<const TRIM: usize>(
+    layout: &Layout,
+    packets: &mut [Packet],
+    places: &[u32; BATCH],
+    mut count: impl FnMut(u16, usize, usize),
+) -> u64 {
+    let mut done = 0;
+    if are_equal(&places[..packets.len()])
+        && let Some(attachment) = layout.attachment_of_destination(places[0])
+        && attachment.vlan.is_none()
+    {
+        let (sent, bytes) = deliver_run::<TRIM>(packets, attachment);
+        count(attachment.segment, sent, bytes);
+        done = all_marks(sent);
+        if sent == packets.len() {
+            return done;
+        }
+    }
+    done | deliver_others::<TRIM>(layout, packets, places, all_marks(packets.len()) & !done, count)
+}
+
+/// Does the work of [`deliver_frames`] for frames to one attachment without a VLAN tag, until one does not fit. Returns
+/// their number and bytes. The function has few values, so they stay in registers.
+#[inline(never)]
+fn deliver_run<const TRIM: usize>(packets: &mut [Packet], attachment: &Attachment) -> (usize, usize) {
+    let Attachment { port, max_frame, .. } = *attachment;
+    let (mut sent, mut bytes) = (0, 0);
+    for packet in packets {
+        let len = packet.len() - TRIM;
+        if len > max_frame || !packet.trim_front_for(TRIM, port) {
+            break;
+        }
+        sent += 1;
+        bytes += len;
+    }
+    (sent, bytes)
+}
+
+/// Does the work of [`deliver_frames`] for the wanted frames one by one.
+#[inline(never)]
+fn deliver_others<const TRIM: usize>(
+    layout: &Layout,
+    packets: &mut [Packet],
+    places: &[u32; BATCH],
+    mut wanted: u64,
+    mut count: impl FnMut(u16, usize, usize),
+) -> u64 {
+    let mut done = 0;
+    // Frames in a row often go to one port.
+    let mut last = (NO_DESTINATION, None);
+    let mut tally = Tally::new(0);
+    while wanted != 0 {
+        let i = wanted.trailing_zeros() as usize % BATCH;
+        wanted &= wanted - 1;
+        if places[i] != last.0 {
+            last = (places[i], layout.attachment_of_destination(places[i]));
+        }
+        let (Some(attachment), Some(packet)) = (last.1, packets.get_mut(i)) else { continue };
+        let len = packet.len() - TRIM;
+        if len > attachment.max_frame || !packet.trim_front_for(TRIM, attachment.port) {
+            continue;
+        }
+        // The removed outer headers leave enough headroom for a tag.
+        if attachment.vlan.is_some() && adapt_to_attachment(packet, attachment).is_err() {
+            continue;
+        }
+        tally.add(attachment.segment, len, &mut count);
+        done |= 1 << i;
+    }
+    tally.end(count);
+    done
 }
 
 /// Sums consecutive packets of one segment, so that the segment's counters are updated once per run.

@@ -37,6 +37,7 @@ mod tx_burst;
 mod tx_ring;
 
 use std::fmt;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -44,7 +45,7 @@ use std::sync::atomic::AtomicU16;
 use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
-use meta::{BUFFER_END, BUFFER_START, Meta, NO_SEGMENT};
+use meta::{BUFFER_END, BUFFER_START, Meta, NO_SEGMENT, shift};
 pub use meta::{DATA_ROOM, HEADROOM, HeaderLengths, PtypeL3, PtypeL4, STRIDE};
 use offload::{ChecksumStatus, Flags};
 pub use pool::{Arena, LeasedBuffers, MAX_BUFFERS, MAX_POOLS, MetaTemplate, Pool, PoolError};
@@ -101,6 +102,29 @@ pub struct Packet {
 unsafe impl Send for Packet {}
 // SAFETY: methods that take `&self` only read.
 unsafe impl Sync for Packet {}
+
+/// Adds `n` to the offset of the data or subtracts it, and does the opposite with both lengths. One access to the word of
+/// the three fields costs less than three accesses to memory. No field may leave its range.
+#[inline(always)]
+fn move_front(meta: &mut Meta, n: usize, change: impl Fn(u64, u64) -> u64) {
+    const ONE: u64 = (1u64 << shift(offset_of!(Meta, data_off), 0))
+        .wrapping_sub(1 << shift(offset_of!(Meta, data_len), 0))
+        .wrapping_sub(1 << shift(offset_of!(Meta, packet_len), 0));
+    let word = std::ptr::from_mut(meta).cast::<u64>();
+    // SAFETY: the metadata line is aligned to 64 bytes and begins with the word, which holds only the three integers, so
+    // that all its values are valid. The borrow of the line is exclusive.
+    unsafe { *word = change(*word, ONE.wrapping_mul(n as u64)) };
+}
+
+/// Removes `n` bytes from the front of a segment. Returns false, and changes nothing, if it is shorter.
+#[inline(always)]
+fn trim_front(meta: &mut Meta, n: usize) -> bool {
+    let is_long = n <= usize::from(meta.data_len);
+    if is_long {
+        move_front(meta, n, u64::wrapping_add);
+    }
+    is_long
+}
 
 impl Packet {
     /// Makes a packet of a buffer.
@@ -202,10 +226,7 @@ impl Packet {
         if n > self.headroom() {
             return None;
         }
-        let meta = self.meta_mut();
-        meta.data_off -= n as u16;
-        meta.data_len += n as u16;
-        meta.packet_len += n as u32;
+        move_front(self.meta_mut(), n, u64::wrapping_sub);
         Some(&mut self.data_mut()[..n])
     }
 
@@ -214,14 +235,30 @@ impl Packet {
     #[inline(always)]
     #[must_use]
     pub fn trim_front(&mut self, n: usize) -> bool {
+        trim_front(self.meta_mut(), n)
+    }
+
+    /// Does the same as [`Self::trim_front`], and gives the rest an output port. Its checksum status is unknown. Together
+    /// they read the packet's address once.
+    #[inline(always)]
+    #[must_use]
+    pub fn trim_front_for(&mut self, n: usize, port: PortId) -> bool {
         let meta = self.meta_mut();
-        if n > usize::from(meta.data_len) {
-            return false;
+        let is_long = trim_front(meta, n);
+        if is_long {
+            meta.redirect(port);
         }
-        meta.data_off += n as u16;
-        meta.data_len -= n as u16;
-        meta.packet_len -= n as u32;
-        true
+        is_long
+    }
+
+    /// Does the same as [`Self::prepend`], and gives the packet an output port. Its checksum status is unknown.
+    #[inline(always)]
+    pub fn prepend_for<const N: usize>(&mut self, port: PortId) -> Option<&mut [u8; N]> {
+        if N > self.headroom() {
+            return None;
+        }
+        self.meta_mut().redirect(port);
+        self.prepend::<N>()
     }
 
     /// Extends the first segment by `n` bytes at its end and returns them; their content is arbitrary.

@@ -192,6 +192,13 @@ impl HeaderLengths {
 }
 
 impl Meta {
+    /// Sets the output port of a packet whose bytes change, so that its checksum status is unknown.
+    #[inline(always)]
+    pub(super) fn redirect(&mut self, port: PortId) {
+        self.out_port = Some(port);
+        self.checksum_status = ChecksumStatus::NONE;
+    }
+
     /// Metadata of an empty packet. The receive path writes it as one whole line.
     #[inline(always)]
     pub(super) const fn empty(pool: u8) -> Self {

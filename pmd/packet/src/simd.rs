@@ -1,7 +1,7 @@
 // UNSAFETY: vector loads from memory that a device writes, and vector stores to metadata lines.
 #![allow(unsafe_code)]
 
-//! Vectors of eight 64-bit words, with the operations that receive queues need.
+//! Vectors of eight 64-bit words, with the operations that receive queues and comparisons of headers need.
 //!
 //! In a program compiled for processors with AVX2, a vector is two registers. In others it is an array.
 
@@ -16,16 +16,16 @@ pub use words::U64x8;
 mod words {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_blend_epi32, _mm256_castsi256_si128,
-        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_max_epu32, _mm256_min_epu32, _mm256_set_epi64x,
-        _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_sub_epi64, _mm256_testz_si256,
-        _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256,
+        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_and_si256, _mm256_blend_epi32, _mm256_castsi256_si128,
+        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_max_epu32, _mm256_min_epu32, _mm256_or_si256,
+        _mm256_set_epi64x, _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_sub_epi64,
+        _mm256_testz_si256, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256,
     };
 
     use super::{AtomicU64, LANES};
 
     /// Eight 64-bit words.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     pub struct U64x8([__m256i; 2]);
 
     impl U64x8 {
@@ -56,6 +56,29 @@ mod words {
             // SAFETY: the caller guarantees eight words at `from`; unaligned loads accept an alignment of 8;
             // this module is compiled only for processors with AVX2.
             unsafe { Self([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(4).cast())]) }
+        }
+
+        /// The words of 64 bytes, in the order of the processor.
+        #[inline(always)]
+        pub fn from_bytes(bytes: &[u8; 8 * LANES]) -> Self {
+            let at = bytes.as_ptr();
+            // SAFETY: 64 bytes can be read at `at`, and unaligned loads accept any address; this module is compiled
+            // only for processors with AVX2.
+            unsafe { Self([_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())]) }
+        }
+
+        /// True if all words are equal to those of `other` in the bits of `mask`.
+        #[inline(always)]
+        pub fn equals_in(self, other: Self, mask: Self) -> bool {
+            // SAFETY: this module is compiled only for processors with AVX2.
+            let differ = self.zip(other, |a, b| unsafe { _mm256_xor_si256(a, b) });
+            // SAFETY: as above.
+            let [low, high] = differ.zip(mask, |a, b| unsafe { _mm256_and_si256(a, b) }).0;
+            // SAFETY: as above.
+            unsafe {
+                let differ = _mm256_or_si256(low, high);
+                _mm256_testz_si256(differ, differ) != 0
+            }
         }
 
         /// The words as an array.
@@ -243,7 +266,7 @@ mod words {
     use super::{AtomicU64, LANES};
 
     /// Eight 64-bit words.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     pub struct U64x8([u64; LANES]);
 
     impl U64x8 {
@@ -267,6 +290,20 @@ mod words {
         pub unsafe fn load(from: *const u64) -> Self {
             // SAFETY: the caller guarantees eight aligned words at `from`.
             Self(unsafe { from.cast::<[u64; LANES]>().read() })
+        }
+
+        /// The words of 64 bytes, in the order of the processor.
+        #[inline(always)]
+        pub fn from_bytes(bytes: &[u8; 8 * LANES]) -> Self {
+            let (words, _) = bytes.as_chunks::<8>();
+            Self(std::array::from_fn(|i| words.get(i).map_or(0, |word| u64::from_ne_bytes(*word))))
+        }
+
+        /// True if all words are equal to those of `other` in the bits of `mask`.
+        #[inline(always)]
+        pub fn equals_in(self, other: Self, mask: Self) -> bool {
+            let differ = self.zip(other, |a, b| a ^ b).zip(mask, |a, b| a & b);
+            differ.0.into_iter().fold(0, |all, word| all | word) == 0
         }
 
         /// The words as an array.
@@ -405,6 +442,26 @@ mod tests {
         assert_eq!(slots.map(|slot| slot.map(AtomicU64::into_inner)), more.map(|word| [0, word.to_be(), 0]));
         assert_eq!(U64x8::iota(5, 7).sum(), 8 * 5 + 28 * 7);
         assert_eq!(U64x8::iota(u64::MAX, 0).sum(), u64::MAX.wrapping_mul(8));
+    }
+
+    #[test]
+    fn headers_are_compared_in_the_bits_of_a_mask() {
+        let bytes: [u8; 64] = std::array::from_fn(|i| i as u8 * 3 + 1);
+        let (all, none) = (U64x8::splat(u64::MAX), U64x8::splat(0));
+        let one = U64x8::from_bytes(&bytes);
+        let expected: [u64; 8] =
+            std::array::from_fn(|i| u64::from_ne_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap()));
+        assert_eq!(words(one), expected);
+        assert!(one.equals_in(one, all));
+        for bit in 0..512 {
+            let (mut other, mut mask) = (bytes, [0xff; 64]);
+            other[bit / 8] ^= 1 << (bit % 8);
+            let other = U64x8::from_bytes(&other);
+            assert!(!one.equals_in(other, all), "bit {bit}");
+            mask[bit / 8] ^= 1 << (bit % 8);
+            assert!(one.equals_in(other, U64x8::from_bytes(&mask)), "bit {bit}");
+            assert!(one.equals_in(other, none));
+        }
     }
 
     #[test]
