@@ -285,8 +285,8 @@ impl View<'_> {
         all_marks(sent)
     }
 
-    /// Sends the wanted frames whose places are remotes without sequence numbers: by the NIC, or with outer headers of any
-    /// form. Returns their marks.
+    /// Sends the wanted frames whose places are remotes without sequence numbers: by the NIC, or with outer headers of
+    /// any form. Returns their marks.
     #[inline(never)]
     fn send_others(
         &self,
@@ -685,8 +685,8 @@ pub(super) fn encapsulate(
     encapsulate_other(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
 }
 
-/// Adds outer headers to frames for one remote, until one is too long or has a class that is copied. Returns their number
-/// and bytes. The template is plain, or else short and for Ethernet frames.
+/// Adds outer headers to frames for one remote, until one is too long or has a class that is copied. Returns their
+/// number and bytes. The template is plain, or else short and for Ethernet frames.
 ///
 /// The function has few values, so they stay in registers.
 #[inline(never)]

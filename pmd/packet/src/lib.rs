@@ -103,16 +103,16 @@ unsafe impl Send for Packet {}
 // SAFETY: methods that take `&self` only read.
 unsafe impl Sync for Packet {}
 
-/// Adds `n` to the offset of the data or subtracts it, and does the opposite with both lengths. One access to the word of
-/// the three fields costs less than three accesses to memory. No field may leave its range.
+/// Adds `n` to the offset of the data or subtracts it, and does the opposite with both lengths. No field may leave its
+/// range. One access to the word of the three fields costs less than three accesses to memory.
 #[inline(always)]
 fn move_front(meta: &mut Meta, n: usize, change: impl Fn(u64, u64) -> u64) {
     const ONE: u64 = (1u64 << shift(offset_of!(Meta, data_off), 0))
         .wrapping_sub(1 << shift(offset_of!(Meta, data_len), 0))
         .wrapping_sub(1 << shift(offset_of!(Meta, packet_len), 0));
     let word = std::ptr::from_mut(meta).cast::<u64>();
-    // SAFETY: the metadata line is aligned to 64 bytes and begins with the word, which holds only the three integers, so
-    // that all its values are valid. The borrow of the line is exclusive.
+    // SAFETY: the metadata line is aligned to 64 bytes, and the word of the three integers is its start. All values of
+    // integers are valid. The borrow of the line is exclusive.
     unsafe { *word = change(*word, ONE.wrapping_mul(n as u64)) };
 }
 
@@ -238,8 +238,8 @@ impl Packet {
         trim_front(self.meta_mut(), n)
     }
 
-    /// Does the same as [`Self::trim_front`], and gives the rest an output port. Its checksum status is unknown. Together
-    /// they read the packet's address once.
+    /// Does the same as [`Self::trim_front`], and gives the rest an output port. Its checksum status is unknown. One
+    /// call reads the packet's address once.
     #[inline(always)]
     #[must_use]
     pub fn trim_front_for(&mut self, n: usize, port: PortId) -> bool {

@@ -71,11 +71,9 @@ mod words {
         #[inline(always)]
         pub fn equals_in(self, other: Self, mask: Self) -> bool {
             // SAFETY: this module is compiled only for processors with AVX2.
-            let differ = self.zip(other, |a, b| unsafe { _mm256_xor_si256(a, b) });
-            // SAFETY: as above.
-            let [low, high] = differ.zip(mask, |a, b| unsafe { _mm256_and_si256(a, b) }).0;
-            // SAFETY: as above.
             unsafe {
+                let differ = self.zip(other, |a, b| _mm256_xor_si256(a, b));
+                let [low, high] = differ.zip(mask, |a, b| _mm256_and_si256(a, b)).0;
                 let differ = _mm256_or_si256(low, high);
                 _mm256_testz_si256(differ, differ) != 0
             }
