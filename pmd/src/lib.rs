@@ -8,3 +8,5 @@ pub mod drivers;
 #[cfg(feature = "nic")]
 pub mod ipc;
 pub mod port;
+#[cfg(feature = "kernel")]
+pub mod rtnetlink;

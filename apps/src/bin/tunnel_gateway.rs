@@ -66,7 +66,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
+    let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
+    control.start_evpn()?;
     let from = (&source, arguments.run.config.as_deref());
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));

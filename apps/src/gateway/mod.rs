@@ -2,6 +2,7 @@
 
 mod arguments;
 pub mod demo;
+mod evpn;
 mod objects;
 mod offload;
 mod reconfigure;

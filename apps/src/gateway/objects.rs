@@ -50,6 +50,7 @@ macro_rules! segment_keys {
             Argument::optional("geneve_options", Toml, "GENEVE options, as in [{ class = 0x102, type = 1 }]"),
             Argument::optional("mpls", Toml, "form of pseudowires, as in { control_word = false }"),
             Argument::optional("srv6", Toml, "SIDs, as in { local_sid = 'fc00:1::100', segs = ['fc00:2::100'] }"),
+            Argument::optional("control", Text, "source of the remotes: static or kernel"),
             Argument::optional("remotes", List, "addresses of the remotes, with commas between"),
             Argument::optional("ports", Attachments, "ports with their VLAN, as in lan,lan2.100"),
             Argument::optional("local", Text, "own address of the tunnels"),

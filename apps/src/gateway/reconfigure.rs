@@ -72,7 +72,9 @@ impl Reconfigure for GatewayMonitor {
             self.common.configure_log(&setup.common.log);
         }
         warn_of_lost_tags(plane.ports(), self.gateway.config());
-        Ok(Vec::new())
+        // The change is in force, so a failure is no reason to refuse it.
+        let without = self.update_evpn().err().map(|error| error.to_string());
+        Ok(without.into_iter().collect())
     }
 
     fn changed_rules(&self) -> Option<ChangedRules> {

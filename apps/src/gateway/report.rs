@@ -1,5 +1,6 @@
 //! Live rates and the final report of a gateway.
 
+use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::{Control, ControlPlane, Punt, Rates};
@@ -7,8 +8,9 @@ use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_wire::Parser;
 
 use super::demo::Peer;
+use super::evpn::{self, Evpn};
 use super::{NicTunnels, rule_parser};
-use wirepath::cli::{self, Rate, Service, Table};
+use wirepath::cli::{self, Failure, Rate, Service, Table};
 
 /// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates and reports to the service
 /// manager.
@@ -24,6 +26,8 @@ pub struct GatewayMonitor {
     pub common: cli::Common,
     /// State of the tunnel offload to the NIC of the underlay.
     pub offload: NicTunnels,
+    /// Exchange with the kernel's tables, if a segment needs it.
+    evpn: Option<Evpn>,
     service: Service,
     /// Statistics of the segments at the previous output of rates.
     last_stats: Vec<SegmentStats>,
@@ -40,10 +44,37 @@ impl GatewayMonitor {
             live,
             common,
             offload: NicTunnels::default(),
+            evpn: None,
             service: Service::new(),
             last_stats: Vec::new(),
             last_elapsed: 0.0,
         }
+    }
+
+    /// Begins the exchange with the kernel's tables if a segment needs it.
+    ///
+    /// # Errors
+    /// If the kernel refuses a socket or a device.
+    pub fn start_evpn(&mut self) -> Result<(), Failure> {
+        let segments = evpn::segments(self.gateway.config());
+        if !segments.is_empty() {
+            self.evpn = Some(Evpn::start(segments)?);
+        }
+        Ok(())
+    }
+
+    /// Begins or continues the exchange for the segments of a changed configuration, without waiting for the kernel.
+    ///
+    /// # Errors
+    /// If there is no room for a thread.
+    pub(super) fn update_evpn(&mut self) -> Result<(), Failure> {
+        let segments = evpn::segments(self.gateway.config());
+        match &mut self.evpn {
+            Some(evpn) => evpn.set_segments(segments),
+            None if segments.is_empty() => {}
+            None => self.evpn = Some(Evpn::begin(segments)?.0),
+        }
+        Ok(())
     }
 
     /// Returns the table of the rates of the segments, averaged since the previous call.
@@ -133,8 +164,24 @@ impl Control for GatewayMonitor {
         }
     }
 
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
+        [self.gateway.tables(), evpn::TABLES.to_vec()].concat()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        if !evpn::TABLES.iter().any(|own| own.name == table.name) {
+            return self.gateway.list(table, page, plane);
+        }
+        if let Some(evpn) = &self.evpn {
+            page.extend(evpn.rows(table, &self.gateway), |row| row);
+        }
+    }
+
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.gateway.tick(plane);
+        if let Some(evpn) = &mut self.evpn {
+            evpn.tick(&mut self.gateway, plane);
+        }
         self.service.tick(plane);
     }
 
@@ -154,7 +201,16 @@ impl Control for GatewayMonitor {
         }
     }
 
+    fn before_stop(&mut self, plane: &mut ControlPlane) {
+        if let Some(evpn) = &mut self.evpn {
+            evpn.stop();
+        }
+        self.gateway.before_stop(plane);
+    }
+
     fn stop(&mut self, plane: &mut ControlPlane) {
+        // Waits until the devices are removed.
+        self.evpn = None;
         self.service.stop();
         self.gateway.stop(plane);
     }

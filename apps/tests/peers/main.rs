@@ -11,6 +11,7 @@
 mod address_moves;
 mod bfd;
 mod broadcast;
+mod evpn;
 mod floods;
 mod frames;
 mod geneve;
@@ -167,6 +168,16 @@ macro_rules! segments {
 segments! {
     segments_af_packet_ipv4, by("af_packet", false);
     segments_af_xdp_ipv6, by("af_xdp", true);
+}
+
+// EVPN by FRR. The VTEPs of its version 8.4 have IPv4 addresses.
+over! {
+    evpn_af_packet_ipv4,
+    by("af_packet", false),
+    leaves: crate::evpn::leaves_exchange_addresses;
+    moves: crate::evpn::a_host_moves_between_leaves;
+    restarts: crate::evpn::daemons_start_again;
+    storm: crate::evpn::a_storm_of_entries_loses_none;
 }
 
 /// GENEVE, of which no device of the kernel is needed.

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,15 +23,18 @@ pub struct FdbLimits {
     /// Maximum number of learned entries of one segment, so that no segment can use all entries. Static
     /// entries count only against `entries`.
     pub per_segment: usize,
+    /// Maximum number of external entries. They count against no other limit.
+    pub external: usize,
     /// Seconds after which an unseen address is removed, unless [`FdbWriter::set_ageing`] sets another time;
     /// 0: never.
     pub ageing: u32,
 }
 
 impl Default for FdbLimits {
-    /// 65 536 entries, 16 384 of them for one segment, and 300 seconds (IEEE 802.1Q table 8-6).
+    /// 65 536 entries, 16 384 of them for one segment, besides them 131 072 external ones, and 300 seconds (IEEE 802.1Q
+    /// table 8-6).
     fn default() -> Self {
-        Self { entries: 65_536, per_segment: 16_384, ageing: 300 }
+        Self { entries: 65_536, per_segment: 16_384, external: 131_072, ageing: 300 }
     }
 }
 
@@ -73,6 +76,15 @@ pub struct FdbEntry {
     pub destination: u32,
     /// Second in which the address was last seen; `None` for static entries.
     pub seen: Option<u32>,
+    /// True if another control plane put it there ([`FdbWriter::insert_external`]).
+    pub external: bool,
+}
+
+/// Changed entries of the watched segments.
+#[derive(Debug, Default)]
+struct Watch {
+    segments: HashSet<u16>,
+    changed: HashSet<Key>,
 }
 
 /// The only writer of an [`Fdb`], on the control thread.
@@ -84,6 +96,9 @@ pub struct FdbWriter {
     limits: FdbLimits,
     /// Entries that are not removed. Those that age have a timer.
     entries: HashMap<Key, Option<TimerId>>,
+    /// Entries of another control plane. They do not age, and move when their address is learned elsewhere.
+    external: HashSet<Key>,
+    watch: Watch,
     learned: HashMap<u16, usize>,
     /// Number of learned entries of each destination.
     learned_at: HashMap<u32, usize>,
@@ -123,6 +138,8 @@ impl FdbWriter {
             reader: domain.join(),
             limits,
             entries: HashMap::new(),
+            external: HashSet::new(),
+            watch: Watch::default(),
             learned: HashMap::new(),
             learned_at: HashMap::new(),
             ageing: HashMap::new(),
@@ -140,6 +157,9 @@ impl FdbWriter {
         }
         for entry in self.list() {
             let (Some(seconds), Some(seen)) = (changed.get(&entry.key.segment()), entry.seen) else { continue };
+            if entry.external {
+                continue;
+            }
             let timer = (*seconds > 0).then(|| self.wheel.arm(u64::from(seen) + u64::from(*seconds), entry.key));
             if let Some(Some(old)) = self.entries.insert(entry.key, timer) {
                 self.wheel.cancel(old);
@@ -189,39 +209,130 @@ impl FdbWriter {
         let known = self.entries.contains_key(&key);
         let there = self.learned_at(destination);
         let is_full = limits.destination.is_some_and(|limit| there >= limit);
+        let in_segment = self.learned.get(&key.segment()).copied().unwrap_or(0);
+        let per_segment = limits.segment.map_or(self.limits.per_segment, |limit| limit.min(self.limits.per_segment));
+        let is_full_for_new =
+            is_full || in_segment >= per_segment || self.entries.len() - self.external.len() >= self.limits.entries;
         self.reader.quiescent();
         if known && let Some(entry) = self.fdb.table(self.reader.guard()).find(key) {
             let from = entry.destination();
+            let is_external = self.external.contains(&key);
             return if from == destination {
                 entry.touch(now);
                 Learned::Known
             } else if entry.seen() == u32::MAX {
                 Learned::Static
-            } else if is_full {
+            } else if is_external && is_full_for_new || is_full {
                 Learned::Full
             } else {
                 entry.touch(now);
                 entry.set_destination(destination);
                 self.bump_generation();
-                self.count_learned(from, -1);
+                self.note(key);
+                if is_external {
+                    self.external.remove(&key);
+                    self.count_new(key, now);
+                } else {
+                    self.count_learned(from, -1);
+                }
                 self.count_learned(destination, 1);
                 Learned::Moved { from }
             };
         }
-        let in_segment = self.learned.get(&key.segment()).copied().unwrap_or(0);
-        let per_segment = limits.segment.map_or(self.limits.per_segment, |limit| limit.min(self.limits.per_segment));
-        if self.entries.len() >= self.limits.entries || in_segment >= per_segment || is_full {
+        if is_full_for_new {
             return Learned::Full;
         }
         if !self.insert_entry(key, destination, now) {
             return Learned::Full;
         }
+        self.count_new(key, now);
+        self.count_learned(destination, 1);
+        self.note(key);
+        Learned::New
+    }
+
+    /// Counts a new learned entry of a segment, which ages from now on.
+    fn count_new(&mut self, key: Key, now: u32) {
         let ageing = self.ageing_of(key.segment());
         let timer = (ageing > 0).then(|| self.wheel.arm(u64::from(now) + u64::from(ageing), key));
         self.entries.insert(key, timer);
         *self.learned.entry(key.segment()).or_default() += 1;
-        self.count_learned(destination, 1);
-        Learned::New
+    }
+
+    /// Inserts an entry that another control plane owns, or moves it. It takes the place of a learned one, does not
+    /// age, and moves when its address is learned elsewhere. Returns `false`, and changes nothing, if there are too
+    /// many, if a static entry has the address, or if the address is not unicast.
+    pub fn insert_external(&mut self, key: Key, destination: u32, now: u32) -> bool {
+        if !key.is_unicast() || destination == NO_DESTINATION {
+            return false;
+        }
+        match self.get(key) {
+            Some(FdbEntry { seen: None, .. }) => return false,
+            Some(entry) if entry.external => {
+                if entry.destination != destination {
+                    self.reader.quiescent();
+                    if let Some(entry) = self.fdb.table(self.reader.guard()).find(key) {
+                        entry.set_destination(destination);
+                    }
+                    self.bump_generation();
+                    self.note(key);
+                }
+                return true;
+            }
+            _ if self.external.len() >= self.limits.external => return false,
+            Some(_) => _ = self.remove(key),
+            None => {}
+        }
+        // The largest second stands for static entries.
+        if !self.insert_entry(key, destination, now.min(u32::MAX - 1)) {
+            return false;
+        }
+        self.entries.insert(key, None);
+        self.external.insert(key);
+        self.note(key);
+        true
+    }
+
+    /// Number of external entries.
+    pub fn externals(&self) -> usize {
+        self.external.len()
+    }
+
+    /// Records the changes of these segments for [`Self::take_changed`], and no longer those of others. All entries of
+    /// a segment that was not watched before count as changed. The caller takes the changes often enough, since removed
+    /// entries stay among them.
+    pub fn watch(&mut self, segments: HashSet<u16>) {
+        self.watch.changed.retain(|key| segments.contains(&key.segment()));
+        let old = std::mem::replace(&mut self.watch.segments, segments);
+        if self.watch.segments.is_subset(&old) {
+            return;
+        }
+        for key in self.entries.keys() {
+            if self.watch.segments.contains(&key.segment()) && !old.contains(&key.segment()) {
+                self.watch.changed.insert(*key);
+            }
+        }
+    }
+
+    /// Returns at most `limit` keys of the watched segments whose entry changed, in any order. A key may have its
+    /// former entry again.
+    pub fn take_changed(&mut self, limit: usize) -> Vec<Key> {
+        if self.watch.changed.is_empty() {
+            return Vec::new();
+        }
+        if self.watch.changed.len() <= limit {
+            return self.watch.changed.drain().collect();
+        }
+        let keys: Vec<Key> = self.watch.changed.iter().take(limit).copied().collect();
+        keys.iter().for_each(|key| _ = self.watch.changed.remove(key));
+        keys
+    }
+
+    /// Records a change of an entry.
+    fn note(&mut self, key: Key) {
+        if self.watch.segments.contains(&key.segment()) {
+            self.watch.changed.insert(key);
+        }
     }
 
     /// Number of learned entries with this destination.
@@ -246,7 +357,7 @@ impl FdbWriter {
             return false;
         }
         self.remove(key);
-        if self.entries.len() >= self.limits.entries {
+        if self.entries.len() - self.external.len() >= self.limits.entries {
             // Entries with a timer are learned.
             let victim = self.entries.iter().find(|(_, timer)| timer.is_some()).map(|(key, _)| *key);
             let Some(victim) = victim else { return false };
@@ -256,17 +367,18 @@ impl FdbWriter {
             return false;
         }
         self.entries.insert(key, None);
+        self.note(key);
         true
     }
 
-    /// Returns an entry, static or learned.
+    /// Returns an entry of any kind.
     pub fn get(&mut self, key: Key) -> Option<FdbEntry> {
         self.reader.quiescent();
         let entry = self.entries.contains_key(&key).then(|| self.fdb.table(self.reader.guard()).find(key))??;
-        Some(fdb_entry(entry))
+        Some(fdb_entry(entry, &self.external))
     }
 
-    /// Removes an entry, static or learned.
+    /// Removes an entry of any kind.
     pub fn remove(&mut self, key: Key) -> Option<FdbEntry> {
         let timer = self.entries.remove(&key)?;
         if let Some(timer) = timer {
@@ -274,9 +386,11 @@ impl FdbWriter {
         }
         self.reader.quiescent();
         let entry = self.fdb.table(self.reader.guard()).find(key)?;
-        let removed = fdb_entry(entry);
+        let removed = fdb_entry(entry, &self.external);
         entry.set_destination(NO_DESTINATION);
-        if removed.seen.is_some() {
+        self.external.remove(&key);
+        self.note(key);
+        if removed.seen.is_some() && !removed.external {
             if let Some(n) = self.learned.get_mut(&key.segment()) {
                 *n -= 1;
             }
@@ -289,10 +403,10 @@ impl FdbWriter {
     /// Removes all learned entries for which `select` returns true, for example those of a port that went
     /// down. Returns their number.
     pub fn flush(&mut self, mut select: impl FnMut(FdbEntry) -> bool) -> usize {
-        self.remove_all(|entry| entry.seen.is_some() && select(entry))
+        self.remove_all(|entry| entry.seen.is_some() && !entry.external && select(entry))
     }
 
-    /// Removes all entries, static ones too, for which `select` returns true. Returns their number.
+    /// Removes all entries, static and external ones too, for which `select` returns true. Returns their number.
     pub fn remove_all(&mut self, mut select: impl FnMut(FdbEntry) -> bool) -> usize {
         let keys: Vec<Key> = self.list().into_iter().filter(|entry| select(*entry)).map(|entry| entry.key).collect();
         keys.iter().filter(|key| self.remove(**key).is_some()).count()
@@ -326,7 +440,8 @@ impl FdbWriter {
     /// Returns all entries in any order.
     pub fn list(&mut self) -> Vec<FdbEntry> {
         self.reader.quiescent();
-        self.fdb.table(self.reader.guard()).iter().map(fdb_entry).collect()
+        let external = &self.external;
+        self.fdb.table(self.reader.guard()).iter().map(|entry| fdb_entry(entry, external)).collect()
     }
 
     /// Iterates over the slots of the table from a position on, with `None` for a free slot. A table that is rebuilt
@@ -334,9 +449,10 @@ impl FdbWriter {
     pub fn slots_from(&mut self, position: u64) -> impl Iterator<Item = (u64, Option<FdbEntry>)> {
         self.reader.quiescent();
         let slots = self.fdb.table(self.reader.guard()).slots_from(usize::try_from(position).unwrap_or(usize::MAX));
-        (position..).zip(slots.iter().map(|entry| {
+        let external = &self.external;
+        (position..).zip(slots.iter().map(move |entry| {
             let used = entry.destination() != NO_DESTINATION;
-            used.then(|| fdb_entry(entry))
+            used.then(|| fdb_entry(entry, external))
         }))
     }
 
@@ -368,16 +484,18 @@ impl FdbWriter {
         for entry in old.iter().filter(is_static).chain(old.iter().filter(|entry| !is_static(entry))) {
             match next.insert(entry.key(), entry.destination(), entry.seen()) {
                 Some(_) => self.used += 1,
-                None => lost.push(fdb_entry(entry)),
+                None => lost.push(fdb_entry(entry, &self.external)),
             }
         }
         // A table that is a quarter full rejects an entry only if keys were chosen to collide. The address is
         // learned again or flooded.
-        for FdbEntry { key, destination, seen } in lost {
+        for FdbEntry { key, destination, seen, external } in lost {
             if let Some(Some(timer)) = self.entries.remove(&key) {
                 self.wheel.cancel(timer);
             }
-            if seen.is_some() {
+            self.external.remove(&key);
+            self.note(key);
+            if seen.is_some() && !external {
                 if let Some(n) = self.learned.get_mut(&key.segment()) {
                     *n -= 1;
                 }
@@ -396,9 +514,10 @@ impl FdbWriter {
     }
 }
 
-fn fdb_entry(entry: &super::Entry) -> FdbEntry {
-    let seen = entry.seen();
-    FdbEntry { key: entry.key(), destination: entry.destination(), seen: (seen != u32::MAX).then_some(seen) }
+fn fdb_entry(entry: &super::Entry, external: &HashSet<Key>) -> FdbEntry {
+    let (key, seen) = (entry.key(), entry.seen());
+    let seen = (seen != u32::MAX).then_some(seen);
+    FdbEntry { key, destination: entry.destination(), seen, external: external.contains(&key) }
 }
 
 #[cfg(test)]
@@ -478,7 +597,7 @@ mod tests {
     #[test]
     fn floods_are_bounded_and_the_table_shrinks_again() {
         let domain = Domain::new();
-        let limits = FdbLimits { entries: 3000, per_segment: 2000, ageing: 5 };
+        let limits = FdbLimits { entries: 3000, per_segment: 2000, ageing: 5, ..FdbLimits::default() };
         let mut writer = FdbWriter::new(&domain, limits, 0);
         let learned = (0..100_000).filter(|&i| writer.learn(key(i), 1, 0) == Learned::New).count();
         assert_eq!(learned, 2000);
@@ -509,6 +628,53 @@ mod tests {
         assert_eq!(writer.learned_at(7), 1);
         writer.age(5, |_| ());
         assert!(writer.learned_at.is_empty());
+    }
+
+    #[test]
+    fn external_entries_stay_until_they_are_learned_elsewhere() {
+        let domain = Domain::new();
+        let limits = FdbLimits { external: 2, ageing: 10, ..FdbLimits::default() };
+        let mut writer = FdbWriter::new(&domain, limits, 0);
+        writer.watch([3].into());
+        assert_eq!(writer.learn(key(1), 7, 0), Learned::New);
+        assert!(writer.insert_external(key(1), 20, 0), "it takes the place of a learned entry");
+        assert!(writer.insert_external(key(2), 20, 0) && !writer.insert_external(key(3), 20, 0), "the limit");
+        assert!(writer.insert_external(key(2), 21, 0), "a move needs no room");
+        writer.insert_static(key(4), 9);
+        assert!(!writer.insert_external(key(4), 20, 0));
+        assert_eq!((writer.learned_at(7), writer.externals(), writer.len()), (0, 2, 3));
+        assert_eq!(writer.flush(|_| true), 0);
+        writer.set_ageing([(3, 5)]);
+        writer.age(1000, |entry| panic!("{entry:?} ages"));
+        let mut changed = writer.take_changed(100);
+        changed.sort_unstable();
+        assert_eq!(changed, [key(1), key(2), key(4)]);
+        assert!(writer.take_changed(100).is_empty());
+
+        assert_eq!(writer.learn(key(2), 8, 1000), Learned::Moved { from: 21 });
+        assert_eq!((writer.learned_at(8), writer.externals(), lookup(&writer, &domain, key(2))), (1, 1, 8));
+        assert_eq!(writer.take_changed(100), [key(2)]);
+        let mut aged = Vec::new();
+        writer.age(1005, |entry| aged.push(entry.key));
+        assert_eq!(aged, [key(2)], "it is learned now");
+        assert_eq!(writer.take_changed(100), [key(2)]);
+        assert!(writer.remove(key(1)).is_some_and(|entry| entry.external));
+        assert_eq!((writer.externals(), writer.len(), writer.learned_at(20)), (0, 1, 0));
+        writer.watch([4].into());
+        writer.remove(key(4));
+        assert!(writer.take_changed(100).is_empty(), "no longer watched");
+    }
+
+    #[test]
+    fn a_new_watch_reports_all_entries_in_parts() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits::default(), 0);
+        (0..100).for_each(|i| _ = writer.learn(key(i), 1, 0));
+        writer.watch([3].into());
+        let (first, second) = (writer.take_changed(70), writer.take_changed(70));
+        assert_eq!((first.len(), second.len()), (70, 30));
+        let all: HashSet<Key> = first.into_iter().chain(second).collect();
+        assert_eq!(all.len(), 100);
     }
 
     #[test]

@@ -173,8 +173,22 @@ const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .about("Addresses of the gateway for the segment, at most one for each IP version.");
 const REMOTES: Key<List<Parsed<IpAddr>>> = Key::parsed("remotes", IP_ADDRESS)
     .list()
-    .absent("an error, unless accept_unknown_remotes = true or the segment has a router")
+    .absent("an error, unless control = \"kernel\", accept_unknown_remotes = true or the segment has a router")
     .about("VTEPs of the segment. Broadcast, multicast and unknown unicast frames go to each of them.");
+const CONTROL: Key<WithDefault<Choice<SegmentControl>>> = Key::choice(
+    "control",
+    &[
+        ("static", SegmentControl::Static, "this configuration, and learning from tunnel packets"),
+        (
+            "kernel",
+            SegmentControl::Kernel,
+            "the kernel's tables, which a routing daemon such as FRR writes by EVPN (RFC 7432, RFC 8365); only for \
+             kind = \"vxlan\"",
+        ),
+    ],
+)
+.default_word("static")
+.about("Source of the remotes, and of the addresses behind them.");
 const LEARNING: Key<WithDefault<Flag>> =
     Key::flag("learning").default(true).about("Learns behind which port or remote a source address is.");
 const AGEING: Key<WithDefault<Integer<u32>>> = Key::integer("ageing", 0..=1_000_000)
@@ -210,6 +224,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &SEGMENT_KIND,
         &PAYLOAD,
         &LOCAL,
+        &CONTROL,
         &REMOTES,
         &LEARNING,
         &AGEING,
@@ -341,6 +356,18 @@ pub struct RemoteConfig {
     pub address: IpAddr,
     /// The gateway's address towards the remote.
     pub local: IpAddr,
+    /// If true, the remote gets the frames that are flooded.
+    pub flood: bool,
+}
+
+/// Source of the remotes of a segment and of the addresses behind them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SegmentControl {
+    /// The configuration, and learning from received packets.
+    #[default]
+    Static,
+    /// The tables of the kernel, which a routing daemon writes.
+    Kernel,
 }
 
 /// Settings of a segment.
@@ -358,7 +385,9 @@ pub struct SegmentConfig {
     pub options: Box<[u8]>,
     /// The gateway's addresses for the segment, at most one per IP version.
     pub locals: Vec<IpAddr>,
-    /// Head-end replication list.
+    /// Source of the remotes and of the addresses behind them.
+    pub control: SegmentControl,
+    /// Remotes; without those of the kernel when the configuration was only read.
     pub remotes: Vec<RemoteConfig>,
     /// Local attachments.
     pub attachments: Vec<AttachmentConfig>,
@@ -400,6 +429,11 @@ impl SegmentConfig {
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
         TunnelId { kind: self.kind.number(), id: self.vni, sid: self.sids().map(|sids| sids.local) }
+    }
+
+    /// Returns whether remotes come and go while the program runs, or are configured.
+    pub fn has_tunnels(&self) -> bool {
+        !self.remotes.is_empty() || self.accept_unknown_remotes || self.control == SegmentControl::Kernel
     }
 
     /// Returns the SIDs of the segment, if its kind has SIDs.
@@ -715,8 +749,12 @@ impl Reader<'_> {
         let options = options(table, kind, payload)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
+        let control = table.read(&CONTROL)?;
         let remotes = self.remotes(table, &locals)?;
         let accept_unknown_remotes = table.read(&ACCEPT_UNKNOWN_REMOTES)?;
+        if control == SegmentControl::Kernel {
+            check_kernel_control(table, kind, accept_unknown_remotes);
+        }
         let learning = table.read(&LEARNING)?;
         let ageing = table.read(&AGEING)?;
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
@@ -743,7 +781,8 @@ impl Reader<'_> {
         table.has(&STATIC);
         table.has(&BACKUPS);
         // Without tunnels, the router alone connects the segment.
-        let is_local = router.is_some() && remotes.is_empty() && !accept_unknown_remotes;
+        let has_other_remotes = accept_unknown_remotes || control == SegmentControl::Kernel;
+        let is_local = router.is_some() && remotes.is_empty() && !has_other_remotes;
         let vni = identifier(table, kind, is_local);
         let name = name.unwrap_or_else(|| match vni {
             Ok(Some(vni)) => format!("vni{vni}"),
@@ -776,7 +815,7 @@ impl Reader<'_> {
         if !self.names.insert(name.clone()) {
             table.record(name_span.error(format!("another segment is called \"{name}\" already")));
         }
-        if remotes.is_empty() && !accept_unknown_remotes && router.is_none() {
+        if remotes.is_empty() && !has_other_remotes && router.is_none() {
             let message = "missing, expected at least one remote (or accept_unknown_remotes = true, or a router)";
             table.record(table.misspelt(&REMOTES).unwrap_or_else(|| table.error_in(&REMOTES, message)));
         }
@@ -795,6 +834,7 @@ impl Reader<'_> {
             payload,
             options,
             locals,
+            control,
             remotes,
             attachments,
             learning: learning && payload == Payload::Ethernet,
@@ -948,7 +988,7 @@ impl Reader<'_> {
             if self.remotes > MAX_REMOTES {
                 return Err(remote.error(format!("more than {MAX_REMOTES} remotes in all segments")));
             }
-            remotes.push(RemoteConfig { address: ip, local });
+            remotes.push(RemoteConfig { address: ip, local, flood: true });
         }
         Ok(remotes)
     }
@@ -981,6 +1021,22 @@ impl Reader<'_> {
             return Err(table.misspelt(&PORTS).unwrap_or_else(|| table.error_in(&PORTS, missing)));
         }
         Ok(attachments)
+    }
+}
+
+/// Checks the keys beside `control = "kernel"`.
+fn check_kernel_control(table: &Settings<'_>, kind: &TunnelKind, accepts_unknown: bool) {
+    if kind != &kinds::vxlan::KIND {
+        let message = format!("found \"kernel\" in a segment of kind {:?}, expected only for \"vxlan\"", kind.name);
+        table.record(table.error_in(&CONTROL, message));
+    }
+    let from_kernel =
+        "found beside control = \"kernel\", which takes the remotes from the kernel; expected one of the two";
+    if table.has(&REMOTES) {
+        table.record(table.error_in(&REMOTES, from_kernel));
+    }
+    if accepts_unknown {
+        table.record(table.error_in(&ACCEPT_UNKNOWN_REMOTES, from_kernel));
     }
 }
 
@@ -1263,6 +1319,19 @@ mod tests {
                 "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
                 "c.toml:7:1: segment[0].attach: this key is now called \"ports\"",
             ),
+            (
+                "[[segment]]\nvni = 1\ncontrol = 'kernel'\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]",
+                "c.toml:7:11: segment[0].remotes: found beside control = \"kernel\"",
+            ),
+            (
+                "[[segment]]\nvni = 1\ncontrol = 'kernel'\naccept_unknown_remotes = true\nports = [{ port = 'lan' }]",
+                "segment[0].accept_unknown_remotes: found beside control = \"kernel\"",
+            ),
+            (
+                "[[segment]]\nkind = 'geneve'\nvni = 1\ncontrol = 'kernel'\nports = [{ port = 'lan' }]",
+                "found \"kernel\" in a segment of kind \"geneve\", expected only for \"vxlan\"",
+            ),
+            ("[[segment]]\ncontrol = 'kernel'\nports = [{ port = 'lan' }]", "segment[0].vni: missing"),
             ("", "segment: missing, expected at least one table [[segment]]"),
         ];
         for (text, message) in cases {

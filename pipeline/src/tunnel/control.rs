@@ -19,6 +19,7 @@ use super::bindings::{Bindings, PublishedBindings};
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
+use super::external::External;
 use super::filter::Filters;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
@@ -131,6 +132,8 @@ pub struct GatewayControl {
     pub(super) list: Vec<Remote>,
     pub(super) routes: Vec<Route>,
     pub(super) learned: LearnedRemotes,
+    /// Remotes and addresses from another control plane.
+    pub(super) external: External,
     /// Routers of the segments.
     pub(super) router: RouterControl,
     /// BFD sessions with the remotes.
@@ -212,6 +215,7 @@ impl GatewayControl {
             list: Vec::new(),
             routes: Vec::new(),
             learned: LearnedRemotes::default(),
+            external: External::default(),
             router,
             bfd: BfdControl::new(),
             filters: Filters::new(domain, workers),

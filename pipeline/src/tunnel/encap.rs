@@ -26,7 +26,7 @@ use super::stage::{
     Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment, all_marks, are_equal, unplace,
 };
 use super::storm_control::FloodKind;
-use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remote, Remotes, Underlay};
+use super::tables::{Destination, LocalPort, NextHop, NicNumbers, Remote, Remotes, Segment, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key, hash_pair};
 
@@ -357,8 +357,10 @@ impl View<'_> {
         entry: Option<&crate::table::Entry>,
         second: u32,
     ) -> Option<(Key, u32)> {
+        let is_remote = matches!(here, Destination::Remote(_));
         let here = here.pack();
-        let learns = || self.layout.segments.get(usize::from(source.segment())).is_some_and(|s| s.learning);
+        let may_learn = |it: &Segment| if is_remote { it.learns_remotes } else { it.learning };
+        let learns = || self.layout.segments.get(usize::from(source.segment())).is_some_and(may_learn);
         match entry {
             Some(entry) if entry.destination() == here => {
                 entry.touch(second);

@@ -97,7 +97,10 @@ impl GatewayControl {
         let to = Destination::unpack(destination);
         // The segment, port or remote may have been removed since. Nothing is sent to a remote that BFD keeps out.
         let is_there = match to {
-            Destination::Remote(index) => self.is_live(index) && self.bfd.out(index).is_none(),
+            Destination::Remote(index) => {
+                let learns = self.layout.segments.get(usize::from(key.segment())).is_some_and(|it| it.learns_remotes);
+                learns && self.is_live(index) && self.bfd.out(index).is_none()
+            }
             Destination::Attachment(index) => self.has_attachment(key.segment(), index),
             Destination::Router => false,
         };

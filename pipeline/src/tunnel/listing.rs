@@ -6,7 +6,7 @@ use wirepath_pmd::port::PortId;
 
 use super::bfd::{self, Out};
 use super::bindings::BindingOrigin;
-use super::config::SegmentConfig;
+use super::config::{SegmentConfig, SegmentControl};
 use super::control::GatewayControl;
 use super::filter;
 use super::tables::{Destination, Layout, NextHop, Remote};
@@ -76,7 +76,10 @@ static FDB: TableSpec = TableSpec {
         Column::key("segment", "Name of the segment"),
         Column::key("mac", "Ethernet address"),
         Column::attribute("to", "Port, with its VLAN, or remote, or router"),
-        Column::attribute("kind", "learned, static, sticky or frozen; sticky and frozen addresses do not move"),
+        Column::attribute(
+            "kind",
+            "learned, static, external (from the kernel's tables), sticky or frozen; the last two do not move",
+        ),
         Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
     ],
 };
@@ -127,7 +130,7 @@ static REMOTES: TableSpec = TableSpec {
     columns: &[
         Column::key("segment", "Name of the segment"),
         Column::key("remote", "IP address of the remote"),
-        Column::attribute("origin", "configured or learned"),
+        Column::attribute("origin", "configured, learned, or kernel: from the kernel's tables"),
         Column::attribute("local", "Own address of the tunnel"),
         Column::attribute("next_hop", "IP address of the next hop"),
         Column::attribute("mac", "Ethernet address of the next hop"),
@@ -170,12 +173,13 @@ impl GatewayControl {
                     let is_frozen = |it: &SegmentConfig| move_damping.is_frozen(entry.key, it.learn_rules.moves, now);
                     let kind = match entry.seen {
                         None => "static",
+                        Some(_) if entry.external => "external",
                         Some(_) if segment.is_some_and(is_frozen) => "frozen",
                         Some(_) if is_sticky() => "sticky",
                         Some(_) => "learned",
                     };
                     let name = segment.map(|segment| segment.name.clone());
-                    let age = entry.seen.map(|seen| now.saturating_sub(seen));
+                    let age = entry.seen.filter(|_| !entry.external).map(|seen| now.saturating_sub(seen));
                     let mac = entry.key.mac().to_string();
                     let to = place_name(layout, list, to, plane);
                     Some(vec![name.into(), mac.into(), to.into(), kind.into(), age.into()])
@@ -242,7 +246,7 @@ impl GatewayControl {
                     vec![
                         segment.into(),
                         remote.address.to_string().into(),
-                        if self.learned.contains(index as u32) { "learned" } else { "configured" }.into(),
+                        self.remote_origin(index as u32, remote.segment).into(),
                         route.local.to_string().into(),
                         route.next_hop.map(|next_hop| next_hop.to_string()).into(),
                         route.mac.map(|mac| mac.to_string()).into(),
@@ -258,6 +262,16 @@ impl GatewayControl {
                 });
             }
             _ => {}
+        }
+    }
+
+    /// Returns where a remote comes from.
+    fn remote_origin(&self, index: u32, segment: u16) -> &'static str {
+        let of_kernel = |it: &SegmentConfig| it.control == SegmentControl::Kernel;
+        match self.segment_config(segment) {
+            _ if self.learned.contains(index) => "learned",
+            Some(segment) if of_kernel(segment) => "kernel",
+            _ => "configured",
         }
     }
 

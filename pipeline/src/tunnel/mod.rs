@@ -29,6 +29,7 @@
 //! - `move_damping`: addresses that move too often.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
+//! - `external`: remotes and addresses from another control plane, such as the kernel's tables.
 //! - `reconfigure`: changes of the configuration while the workers forward.
 //! - `places`: indices of segments, attachments and remotes, which stay over such a change.
 //! - [`counters`]: counters per segment and worker.
@@ -49,6 +50,7 @@ pub mod counters;
 mod decap;
 pub mod ecn;
 mod encap;
+mod external;
 mod filter;
 mod flood;
 mod headers;
@@ -80,6 +82,7 @@ pub mod underlay;
 
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel, TunnelPlacement};
+pub use external::{ExternalChanges, ExternalStats, LocalAddress};
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;

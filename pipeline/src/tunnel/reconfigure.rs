@@ -38,7 +38,8 @@ impl GatewayControl {
     ///
     /// # Errors
     /// The reason why the gateway must be started anew for this configuration, or has no room for it.
-    pub fn prepare(&self, config: GatewayConfig, seconds: u32) -> Result<Reconfiguration, String> {
+    pub fn prepare(&self, mut config: GatewayConfig, seconds: u32) -> Result<Reconfiguration, String> {
+        self.external.complete(&mut config);
         let (old, new) = (&self.config.underlay, &config.underlay);
         let fixed = [
             ("port", old.port == new.port),
@@ -63,6 +64,12 @@ impl GatewayControl {
 
     /// Carries out a change. Nothing may have changed since [`Self::prepare`]. `ports` are the configured ports.
     pub fn reconfigure(&mut self, change: Reconfiguration, ports: &[PortInfo], seconds: u32) {
+        self.install_change(change, ports, seconds);
+        self.place_all_external(seconds);
+    }
+
+    /// Carries out a change without the addresses from another control plane.
+    pub(super) fn install_change(&mut self, change: Reconfiguration, ports: &[PortInfo], seconds: u32) {
         self.install(change.config, change.places, ports, seconds);
     }
 
@@ -97,7 +104,7 @@ impl GatewayControl {
         let vrfs = self.router.number_vrfs(&self.config, now);
         self.filters.install(&self.config, &self.places, &vrfs, now);
         layout.update(&self.config, &self.places, &vrfs, &self.filters, ports, self.workers);
-        self.bfd.trim(&mut layout, &self.places);
+        self.bfd.trim(&mut layout, &self.config, &self.places);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);
         // Nothing resolved their next hops for them while they were learned.
@@ -126,6 +133,7 @@ impl GatewayControl {
             .collect();
         self.fdb.set_ageing(changed);
         self.reset_learn_stats(&old_places);
+        self.install_external();
     }
 
     /// Gives captures the index that the segment of their name has now. A capture whose segment was removed ends, so

@@ -10,7 +10,7 @@ use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 
-use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
+use super::config::{GatewayConfig, InnerVlans, SegmentConfig, SegmentControl, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
@@ -20,7 +20,7 @@ use super::kinds::{KINDS, Payload, TunnelKind};
 use super::learning::{AttachmentRules, LearnRules};
 use super::mirror::Mirror;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
-use super::places::Places;
+use super::places::{Places, SegmentPlace};
 use super::router::{Interface, interfaces};
 use super::storm_control::{StormControl, StormLimits};
 use super::underlay::{Prefix, is_host_address};
@@ -125,8 +125,7 @@ impl Underlay {
         }
         // The plain packets are those of a kind that segments with tunnels use, first of the default kind.
         let is_used = |active: &&ActiveKind| {
-            let has_tunnels = |it: &&SegmentConfig| !it.remotes.is_empty() || it.accept_unknown_remotes;
-            let mut segments = segments.iter().filter(has_tunnels);
+            let mut segments = segments.iter().filter(|it| it.has_tunnels());
             !v4.is_empty() && segments.any(|it| it.kind == active.kind && it.payload == Payload::Ethernet)
         };
         let plain = PlainPackets::new(kinds.iter().filter(is_used));
@@ -193,10 +192,12 @@ pub struct Segment {
     pub payload: Payload,
     /// Indices of the segment's attachments.
     pub attachments: Vec<u32>,
-    /// Indices of the segment's configured remotes: the replication list.
+    /// Indices of the segment's remotes that get flooded frames: the replication list.
     pub remotes: Vec<u32>,
     /// If true, addresses are learned.
     pub learning: bool,
+    /// If true, addresses behind remotes are learned too.
+    pub learns_remotes: bool,
     /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
     /// If true, the MSS of TCP connections through the tunnels is lowered.
@@ -434,8 +435,9 @@ impl Layout {
                 sid: id.sid,
                 payload: segment.payload,
                 attachments: place.attachments.clone(),
-                remotes: place.remotes.clone(),
+                remotes: replication_list(segment, place),
                 learning: segment.learning,
+                learns_remotes: segment.learning && segment.control == SegmentControl::Static,
                 inner_vlans: segment.inner_vlans,
                 clamp_mss: segment.clamp_mss,
                 mtu: segment.mtu,
@@ -532,6 +534,12 @@ impl Layout {
     pub fn segment_of(&self, id: TunnelId) -> Option<u16> {
         self.vnis.get(&id).copied()
     }
+}
+
+/// Returns the indices of the remotes of a segment that get flooded frames.
+pub(super) fn replication_list(segment: &SegmentConfig, place: &SegmentPlace) -> Vec<u32> {
+    let flooded = segment.remotes.iter().zip(&place.remotes).filter(|(remote, _)| remote.flood);
+    flooded.map(|(_, index)| *index).collect()
 }
 
 /// Stores a value at an index, which may be one behind the last.

@@ -23,7 +23,7 @@ use crate::tunnel::outer::{TunnelId, tunnel_headers};
 use crate::tunnel::places::{Places, SegmentPlace};
 use crate::tunnel::policer::KnownHosts;
 use crate::tunnel::router::config::HopConfig;
-use crate::tunnel::tables::{Destination, Layout, Underlay};
+use crate::tunnel::tables::{Destination, Layout, Underlay, replication_list};
 
 /// Maximum number of packets that one tick sends.
 const PACKETS_PER_TICK: usize = 256;
@@ -316,10 +316,10 @@ impl BfdControl {
     }
 
     /// Removes remotes that are out from the replication lists.
-    pub(in crate::tunnel) fn trim(&self, layout: &mut Layout, places: &Places) {
-        for place in &places.segments {
+    pub(in crate::tunnel) fn trim(&self, layout: &mut Layout, config: &GatewayConfig, places: &Places) {
+        for (settings, place) in config.segments.iter().zip(&places.segments) {
             if let Some(segment) = layout.segments.get_mut(usize::from(place.index)) {
-                segment.remotes.clone_from(&place.remotes);
+                segment.remotes = replication_list(settings, place);
                 segment.remotes.retain(|index| !self.out.contains_key(index));
             }
         }
@@ -577,7 +577,7 @@ impl GatewayControl {
         let (gone, back) = self.bfd.judge(&self.config, &self.places);
         self.log_substitutes(&before);
         let mut layout = Layout::clone(&self.layout);
-        self.bfd.trim(&mut layout, &self.places);
+        self.bfd.trim(&mut layout, &self.config, &self.places);
         self.publish_layout(layout);
         self.finish_bfd(&gone, &back);
         self.update_statics(&statics, seconds);

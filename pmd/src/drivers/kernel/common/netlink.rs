@@ -3,8 +3,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+#[cfg(feature = "kernel")]
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::netlink::{self, SocketAddrNetlink};
+#[cfg(feature = "kernel")]
+use rustix::net::sockopt;
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
@@ -15,6 +19,8 @@ const REQUEST: u16 = 1;
 const ACK: u16 = 4;
 /// `NLM_F_DUMP`: returns all objects of a kind.
 pub(crate) const DUMP: u16 = 0x300;
+/// `NLM_F_DUMP_INTR`: the objects changed during the dump, so that it may be inconsistent.
+const DUMP_INTERRUPTED: u16 = 0x10;
 
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -54,6 +60,21 @@ impl Netlink {
         Ok(Self { socket, sequence: 0, buffer: vec![0; 1 << 16] })
     }
 
+    /// Sets the size of the receive buffer in bytes. Without `CAP_NET_ADMIN` the limit `net.core.rmem_max` applies.
+    #[cfg(feature = "kernel")]
+    pub(crate) fn set_receive_buffer(&mut self, bytes: usize) -> io::Result<()> {
+        match sockopt::set_socket_recv_buffer_size_force(&self.socket, bytes) {
+            Err(rustix::io::Errno::PERM) => Ok(sockopt::set_socket_recv_buffer_size(&self.socket, bytes)?),
+            set => Ok(set?),
+        }
+    }
+
+    /// Returns the socket, to wait for notifications.
+    #[cfg(feature = "kernel")]
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Sends a request and passes the type and body of each reply to `each`, until the kernel ends the reply.
     /// Returns the error that the kernel reports.
     pub(crate) fn request(
@@ -63,6 +84,24 @@ impl Netlink {
         body: &[u8],
         mut each: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
+        self.exchange(kind, flags, body, |message| each(message.kind, message.body))
+    }
+
+    /// Requests all objects of a kind. Returns whether the dump is consistent: false if the objects changed meanwhile.
+    #[cfg(feature = "kernel")]
+    pub(crate) fn dump(&mut self, kind: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
+        let mut interrupted = false;
+        self.exchange(kind, DUMP, body, |message| {
+            interrupted |= message.flags & DUMP_INTERRUPTED != 0;
+            if message.kind != NLMSG_DONE {
+                each(message.kind, message.body);
+            }
+        })?;
+        Ok(!interrupted)
+    }
+
+    /// Sends a request and passes the replies to `each`, with the message that ends a dump.
+    fn exchange(&mut self, kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(&Message<'_>)) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut message = Vec::with_capacity(HEADER + body.len());
         message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
@@ -82,7 +121,14 @@ impl Netlink {
                     continue;
                 }
                 match message.kind {
-                    NLMSG_DONE => return Ok(()),
+                    NLMSG_DONE => {
+                        // The body is the error that ended the dump early, or the number of bytes.
+                        if let Some(error) = read_i32(message.body, 0).filter(|error| *error < 0) {
+                            return Err(io::Error::from_raw_os_error(error.saturating_neg()));
+                        }
+                        each(&message);
+                        return Ok(());
+                    }
                     NLMSG_ERROR => {
                         return match read_i32(message.body, 0) {
                             Some(0) => Ok(()),
@@ -90,7 +136,7 @@ impl Netlink {
                             None => Err(io::ErrorKind::InvalidData.into()),
                         };
                     }
-                    kind => each(kind, message.body),
+                    _ => each(&message),
                 }
             }
         }
@@ -99,19 +145,29 @@ impl Netlink {
     /// Passes each queued notification to `each`, without blocking. `ENOBUFS` means that the kernel dropped
     /// notifications.
     pub(crate) fn notifications(&mut self, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
-        loop {
+        while self.notifications_up_to(usize::MAX, &mut each)? {}
+        Ok(())
+    }
+
+    /// Passes the notifications of at most `limit` datagrams to `each`, as [`Self::notifications`] does. Returns
+    /// whether the limit was reached.
+    pub(crate) fn notifications_up_to(&mut self, limit: usize, mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
+        for _ in 0..limit {
             match recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
                 Ok((got, _)) => Messages(&self.buffer[..got]).for_each(|message| each(message.kind, message.body)),
-                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        Ok(true)
     }
 }
 
 struct Message<'b> {
     kind: u16,
+    #[cfg_attr(not(feature = "kernel"), allow(dead_code, reason = "only dumps of tables use it"))]
+    flags: u16,
     sequence: u32,
     body: &'b [u8],
 }
@@ -127,7 +183,7 @@ impl<'b> Iterator for Messages<'b> {
         let len = read_u32(bytes, 0)? as usize;
         let body = bytes.get(HEADER..len)?;
         self.0 = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind: read_u16(bytes, 4)?, sequence: read_u32(bytes, 8)?, body })
+        Some(Message { kind: read_u16(bytes, 4)?, flags: read_u16(bytes, 6)?, sequence: read_u32(bytes, 8)?, body })
     }
 }
 

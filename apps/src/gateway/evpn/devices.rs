@@ -1,0 +1,222 @@
+//! The devices in the kernel by which a routing daemon sees a segment: a bridge, a VXLAN device in it, and a port that
+//! stands for the local ports of the segment.
+//!
+//! ```text
+//! wpbr42 (bridge) ─┬─ wpvx42 (VXLAN device, VNI 42)   addresses behind remotes
+//!                  └─ wpac42 (veth)                   addresses behind local ports
+//! ```
+//!
+//! The kernel forwards nothing between them. A VXLAN device with the VNI that exists already is used instead, and its
+//! bridge. The alias of a device tells whether the gateway made it, also after a crash.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+
+use wirepath_pmd::rtnetlink::{Link, LinkKind, Message, Requests, Table, Vxlan};
+
+/// Alias of the devices that the gateway made.
+const ALIAS: &str = "made by tunnel-gateway";
+
+/// Properties of a segment for its devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::gateway) struct EvpnSegment {
+    /// Name of the segment.
+    pub(in crate::gateway) name: String,
+    /// VNI.
+    pub(in crate::gateway) vni: u32,
+    /// Address of the gateway, which the routing daemon advertises as VTEP.
+    pub(in crate::gateway) local: Option<IpAddr>,
+    /// UDP port of the tunnels.
+    pub(in crate::gateway) udp_port: u16,
+    /// Seconds until an address that nobody sends from is withdrawn; 0: never.
+    pub(in crate::gateway) ageing: u32,
+}
+
+/// Names of the devices of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) bridge: String,
+    pub(super) vxlan: String,
+    pub(super) access: String,
+    /// Other end of the cable whose one end is `access`.
+    peer: String,
+}
+
+impl Names {
+    pub(super) fn new(vni: u32) -> Self {
+        let name = |kind: &str| format!("wp{kind}{vni}");
+        Self { bridge: name("br"), vxlan: name("vx"), access: name("ac"), peer: name("pe") }
+    }
+}
+
+/// The links of the kernel.
+#[derive(Debug, Default)]
+struct Links {
+    by_name: HashMap<String, Link>,
+    by_index: HashMap<u32, String>,
+    /// Names of the VXLAN devices by VNI.
+    by_vni: HashMap<u32, String>,
+}
+
+impl Links {
+    fn read(requests: &mut Requests) -> io::Result<Self> {
+        let mut links = Self::default();
+        // An incomplete list is completed by the next call: what is missing cannot be made twice.
+        requests.dump(Table::Links, |message| {
+            let Ok(Message::Link(link)) = message else { return };
+            if let LinkKind::Vxlan(vxlan) = link.kind {
+                let is_better = |known: &String| {
+                    let known: Option<&Link> = links.by_name.get(known);
+                    known.is_none_or(|known| known.master.is_none() && link.master.is_some())
+                };
+                if links.by_vni.get(&vxlan.vni).is_none_or(is_better) {
+                    links.by_vni.insert(vxlan.vni, link.name.clone());
+                }
+            }
+            links.by_index.insert(link.index, link.name.clone());
+            links.by_name.insert(link.name.clone(), link);
+        })?;
+        Ok(links)
+    }
+
+    fn named(&self, name: &str) -> Option<&Link> {
+        self.by_name.get(name)
+    }
+
+    fn of_vni(&self, vni: u32) -> Option<(&Link, Vxlan)> {
+        let link = self.named(self.by_vni.get(&vni)?)?;
+        match link.kind {
+            LinkKind::Vxlan(vxlan) => Some((link, vxlan)),
+            LinkKind::Bridge | LinkKind::Other => None,
+        }
+    }
+
+    /// Returns the bridge of a VNI.
+    fn bridge(&self, vni: u32) -> Option<&Link> {
+        let master = self.of_vni(vni).and_then(|(link, _)| self.named(self.by_index.get(&link.master?)?));
+        master.or_else(|| self.named(&Names::new(vni).bridge))
+    }
+}
+
+fn is_own(link: &Link) -> bool {
+    link.alias.as_deref() == Some(ALIAS)
+}
+
+/// An error with the request that failed.
+fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> io::Error {
+    let text = format!("{what} {name}");
+    move |error| {
+        let hint = match error.kind() {
+            io::ErrorKind::PermissionDenied => "; it needs CAP_NET_ADMIN",
+            io::ErrorKind::Unsupported => "; the kernel needs the modules bridge, vxlan and veth",
+            _ => "",
+        };
+        io::Error::new(error.kind(), format!("{text}: {error}{hint}"))
+    }
+}
+
+/// Makes the devices that segments lack, and configures those that the gateway made.
+pub(super) fn ensure(requests: &mut Requests, segments: &[EvpnSegment]) -> io::Result<()> {
+    let links = Links::read(requests)?;
+    for segment in segments {
+        // An own device of former settings is replaced.
+        if let Some((link, vxlan)) = links.of_vni(segment.vni)
+            && is_own(link)
+            && (vxlan.local, vxlan.port) != (segment.local, segment.udp_port)
+        {
+            requests.remove_link(link.index).map_err(failed("remove the VXLAN device", &link.name))?;
+        }
+        let names = Names::new(segment.vni);
+        if links.bridge(segment.vni).is_none() {
+            requests.add_bridge(&names.bridge).map_err(failed("create the bridge", &names.bridge))?;
+            mark(requests, &names.bridge)?;
+        }
+    }
+    let links = Links::read(requests)?;
+    for segment in segments {
+        let names = Names::new(segment.vni);
+        if links.of_vni(segment.vni).is_none() {
+            let EvpnSegment { vni, local, udp_port: port, .. } = *segment;
+            requests
+                .add_vxlan(&names.vxlan, &Vxlan { vni, local, port, learning: false })
+                .map_err(failed("create the VXLAN device", &names.vxlan))?;
+            mark(requests, &names.vxlan)?;
+        }
+        if links.named(&names.access).is_none() {
+            requests.add_veth(&names.access, &names.peer).map_err(failed("create the cable", &names.access))?;
+            mark(requests, &names.access)?;
+            mark(requests, &names.peer)?;
+        }
+    }
+    let links = Links::read(requests)?;
+    for segment in segments {
+        configure(requests, &links, segment)?;
+    }
+    Ok(())
+}
+
+/// Gives a new device the alias, and keeps the kernel from sending there.
+fn mark(requests: &mut Requests, name: &str) -> io::Result<()> {
+    requests.set_alias(name, ALIAS).map_err(failed("set the alias of", name))?;
+    requests.set_no_link_local(name).map_err(failed("set the address mode of", name))
+}
+
+fn configure(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> io::Result<()> {
+    let names = Names::new(segment.vni);
+    let Some(bridge) = links.bridge(segment.vni) else { return Ok(()) };
+    if let Some((link, vxlan)) = links.of_vni(segment.vni) {
+        if vxlan.learning {
+            let name = &link.name;
+            tracing::warn!("the VXLAN device {name} learns addresses; create it with nolearning for EVPN");
+        }
+        if link.master.is_none() {
+            requests.set_master(link.index, bridge.index).map_err(failed("put into the bridge", &link.name))?;
+        }
+        if link.master.is_none() || is_own(link) {
+            requests
+                .set_bridge_port(link.index, false, true)
+                .map_err(failed("set the bridge port options of", &link.name))?;
+        }
+        up(requests, link)?;
+    }
+    if let Some(access) = links.named(&names.access) {
+        if access.master != Some(bridge.index) {
+            requests.set_master(access.index, bridge.index).map_err(failed("put into the bridge", &access.name))?;
+            requests
+                .set_bridge_port(access.index, false, false)
+                .map_err(failed("set the bridge port options of", &access.name))?;
+        }
+        up(requests, access)?;
+    }
+    if let Some(peer) = links.named(&names.peer) {
+        up(requests, peer)?;
+    }
+    up(requests, bridge)
+}
+
+fn up(requests: &mut Requests, link: &Link) -> io::Result<()> {
+    if link.up || !is_own(link) {
+        return Ok(());
+    }
+    requests.set_up(link.index).map_err(failed("set up", &link.name))
+}
+
+/// Removes the devices of a VNI that the gateway made. If the VXLAN device is not one of them, the port for local
+/// addresses stays too, with its entries.
+pub(super) fn remove(requests: &mut Requests, vnis: impl IntoIterator<Item = u32>) -> io::Result<()> {
+    let links = Links::read(requests)?;
+    for vni in vnis {
+        let names = Names::new(vni);
+        if links.of_vni(vni).is_some_and(|(link, _)| !is_own(link)) {
+            continue;
+        }
+        // The addresses behind a port are withdrawn with it, before the VTEP itself.
+        for name in [&names.access, &names.vxlan, &names.bridge] {
+            if let Some(link) = links.named(name).filter(|link| is_own(link)) {
+                requests.remove_link(link.index).map_err(failed("remove", name))?;
+            }
+        }
+    }
+    Ok(())
+}

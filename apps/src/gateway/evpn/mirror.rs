@@ -1,0 +1,641 @@
+//! A mirror of the kernel's VXLAN devices: links, forwarding databases and neighbours, and what follows from them for
+//! the segments with these VNIs.
+//!
+//! Messages may come in any order, twice, or not at all. An entry is kept although its device is not known yet. After a
+//! loss, [`Mirror::begin`] and [`Mirror::finish`] enclose a new dump of all tables; entries that are in none of its
+//! messages are removed.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use wirepath_pipeline::tunnel::ExternalChanges;
+use wirepath_pmd::rtnetlink::{BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, TunnelEntry, Vxlan};
+use wirepath_wire::MacAddr;
+
+/// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// The devices of a VNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Devices {
+    /// Index of the VXLAN device.
+    pub(super) vxlan: u32,
+    /// Index of its bridge.
+    pub(super) bridge: Option<u32>,
+}
+
+/// Entries by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// VTEPs in the flood list.
+    pub(super) flood: usize,
+    /// Addresses behind VTEPs.
+    pub(super) macs: usize,
+    /// IP addresses of the bridge's neighbours.
+    pub(super) bindings: usize,
+}
+
+/// Numbers of messages since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MirrorStats {
+    /// Messages that were read.
+    pub(super) messages: u64,
+    /// Messages without effect: nexthop ids, or a VNI other than that of the device.
+    pub(super) unsupported: u64,
+    /// Entries that found no room.
+    pub(super) refused: u64,
+}
+
+/// A value, and the dump in which it was last seen.
+#[derive(Clone, Debug)]
+struct Seen<T> {
+    value: T,
+    dump: u32,
+}
+
+/// State of a VNI as it was reported.
+#[derive(Debug, Default)]
+struct Reported {
+    devices: Option<Devices>,
+    flood: BTreeSet<IpAddr>,
+    macs: HashMap<MacAddr, IpAddr>,
+    bindings: HashMap<IpAddr, (MacAddr, bool)>,
+}
+
+/// Place of an address in a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BridgePlace {
+    /// Index of the port.
+    pub(super) port: u32,
+    /// True if a program outside of the bridge put it there.
+    pub(super) external: bool,
+}
+
+/// The mirror. Its changes are collected in [`Self::changes`].
+#[derive(Debug, Default)]
+pub(super) struct Mirror {
+    /// Number of the last dump.
+    dump: u32,
+    links: HashMap<u32, Seen<Link>>,
+    /// VTEPs of the addresses of VXLAN devices; those of the zero address are the flood list.
+    tunnels: HashMap<u32, HashMap<MacAddr, Vec<Seen<IpAddr>>>>,
+    tunnel_entries: usize,
+    /// Addresses of bridges.
+    bridges: HashMap<u32, HashMap<MacAddr, Seen<BridgePlace>>>,
+    bridge_entries: usize,
+    /// Neighbours by interface.
+    neighbours: HashMap<u32, HashMap<IpAddr, Seen<Neighbour>>>,
+    neighbour_entries: usize,
+    /// Watched VNIs.
+    segments: HashMap<u32, Reported>,
+    /// VNIs by the index of their VXLAN device.
+    by_vxlan: HashMap<u32, u32>,
+    /// VNIs by the index of their bridge.
+    by_bridge: HashMap<u32, Vec<u32>>,
+    /// Changes since they were last taken.
+    pub(super) changes: ExternalChanges,
+    /// Addresses whose entry in the bridge of a VNI was removed since they were last taken, with their former port.
+    pub(super) vanished: Vec<(u32, MacAddr, u32)>,
+    pub(super) stats: MirrorStats,
+}
+
+impl Mirror {
+    /// Mirrors these VNIs, and no longer others. Reports all that is known about new ones.
+    pub(super) fn watch(&mut self, vnis: &HashSet<u32>) {
+        self.segments.retain(|vni, _| vnis.contains(vni));
+        for vni in vnis {
+            self.segments.entry(*vni).or_default();
+        }
+        self.find_devices();
+    }
+
+    /// Begins a dump of all tables.
+    pub(super) fn begin(&mut self) {
+        self.dump = self.dump.wrapping_add(1);
+    }
+
+    /// Ends a dump that was complete: removes all entries that no message since [`Self::begin`] was about.
+    pub(super) fn finish(&mut self) {
+        let dump = self.dump;
+        let lost: Vec<u32> = stale(&self.links, dump).collect();
+        lost.into_iter().for_each(|index| self.apply(&Message::LinkRemoved(index)));
+        let mut lost = Vec::new();
+        for (device, entries) in &self.tunnels {
+            for (mac, vteps) in entries {
+                let old = vteps.iter().filter(|vtep| vtep.dump != dump);
+                lost.extend(old.map(|vtep| TunnelEntry {
+                    removed: true,
+                    device: *device,
+                    mac: *mac,
+                    vtep: Some(vtep.value),
+                    vni: None,
+                }));
+            }
+        }
+        lost.into_iter().for_each(|entry| self.apply_tunnel(entry));
+        let mut lost = Vec::new();
+        for (bridge, entries) in &self.bridges {
+            for (mac, place) in entries.iter().filter(|(_, place)| place.dump != dump) {
+                let BridgePlace { port, external } = place.value;
+                lost.push(BridgeEntry { removed: true, bridge: *bridge, port, mac: *mac, vlan: None, external });
+            }
+        }
+        lost.into_iter().for_each(|entry| self.apply_bridge(entry));
+        let old = |entries: &HashMap<IpAddr, Seen<Neighbour>>| -> Vec<Neighbour> {
+            let old = entries.values().filter(|entry| entry.dump != dump);
+            old.map(|entry| Neighbour { mac: None, ..entry.value }).collect()
+        };
+        let lost: Vec<Neighbour> = self.neighbours.values().flat_map(old).collect();
+        lost.into_iter().for_each(|neighbour| self.apply_neighbour(neighbour));
+    }
+
+    /// Takes a message.
+    pub(super) fn apply(&mut self, message: &Message) {
+        self.stats.messages += 1;
+        match message {
+            Message::Link(link) => self.apply_link(link),
+            Message::LinkRemoved(index) => self.remove_link(*index),
+            Message::Fdb(Fdb::Tunnel(entry)) => self.apply_tunnel(*entry),
+            Message::Fdb(Fdb::Bridge(entry)) => self.apply_bridge(*entry),
+            Message::Neighbour(neighbour) => self.apply_neighbour(*neighbour),
+        }
+    }
+
+    /// Returns the devices of a VNI.
+    pub(super) fn devices(&self, vni: u32) -> Option<Devices> {
+        self.segments.get(&vni)?.devices
+    }
+
+    /// Returns the link with this index.
+    pub(super) fn link(&self, index: u32) -> Option<&Link> {
+        Some(&self.links.get(&index)?.value)
+    }
+
+    /// Returns all links.
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.values().map(|link| &link.value)
+    }
+
+    /// Returns the place of an address in the bridge of a VNI.
+    pub(super) fn place(&self, vni: u32, mac: MacAddr) -> Option<BridgePlace> {
+        let bridge = self.devices(vni)?.bridge?;
+        Some(self.bridges.get(&bridge)?.get(&mac)?.value)
+    }
+
+    /// Returns the addresses behind a port of the bridge of a VNI that a program put there.
+    pub(super) fn addresses_at(&self, vni: u32, port: u32) -> Vec<MacAddr> {
+        let entries = self.devices(vni).and_then(|devices| self.bridges.get(&devices.bridge?));
+        let here = |place: &BridgePlace| place.port == port && place.external;
+        entries.into_iter().flatten().filter(|(_, place)| here(&place.value)).map(|(mac, _)| *mac).collect()
+    }
+
+    /// Returns the numbers of entries of a VNI.
+    pub(super) fn counts(&self, vni: u32) -> Counts {
+        let Some(it) = self.segments.get(&vni) else { return Counts::default() };
+        Counts { flood: it.flood.len(), macs: it.macs.len(), bindings: it.bindings.len() }
+    }
+
+    fn apply_link(&mut self, link: &Link) {
+        if self.links.len() >= MAX_ENTRIES && !self.links.contains_key(&link.index) {
+            self.stats.refused += 1;
+            return;
+        }
+        let new = Seen { value: link.clone(), dump: self.dump };
+        let old = self.links.insert(link.index, new);
+        let key = |link: &Link| (link.kind, link.master);
+        if old.is_none_or(|old| key(&old.value) != key(link)) {
+            self.find_devices();
+        }
+    }
+
+    /// Removes a link with its entries. The kernel may have lost the messages about them.
+    fn remove_link(&mut self, index: u32) {
+        if self.links.remove(&index).is_none() {
+            return;
+        }
+        let of_tunnel = self.tunnels.remove(&index).into_iter().flatten();
+        self.tunnel_entries -= of_tunnel.map(|(_, vteps)| vteps.len()).sum::<usize>();
+        self.bridge_entries -= self.bridges.remove(&index).map_or(0, |entries| entries.len());
+        self.neighbour_entries -= self.neighbours.remove(&index).map_or(0, |entries| entries.len());
+        self.find_devices();
+    }
+
+    fn apply_tunnel(&mut self, entry: TunnelEntry) {
+        let TunnelEntry { removed, device, mac, vtep, vni } = entry;
+        let Some(vtep) = vtep.filter(|_| vni.is_none() || vni == self.by_vxlan.get(&device).copied()) else {
+            self.stats.unsupported += 1;
+            return;
+        };
+        let is_flood = mac == MacAddr::ZERO;
+        if !is_flood && !mac.is_unicast() {
+            return;
+        }
+        let dump = self.dump;
+        if removed {
+            let Some(entries) = self.tunnels.get_mut(&device) else { return };
+            let Some(vteps) = entries.get_mut(&mac) else { return };
+            let before = vteps.len();
+            vteps.retain(|known| known.value != vtep);
+            self.tunnel_entries -= before - vteps.len();
+            if vteps.is_empty() {
+                entries.remove(&mac);
+            }
+        } else {
+            let is_full = self.tunnel_entries >= MAX_ENTRIES;
+            let vteps = self.tunnels.entry(device).or_default().entry(mac).or_default();
+            if !is_flood {
+                // A unicast address has one VTEP. The kernel does not report the removal of the former one.
+                let before = vteps.len();
+                vteps.retain(|known| known.value == vtep);
+                self.tunnel_entries -= before - vteps.len();
+            }
+            match vteps.iter_mut().find(|known| known.value == vtep) {
+                Some(known) => known.dump = dump,
+                None if is_full => self.stats.refused += 1,
+                None => {
+                    vteps.push(Seen { value: vtep, dump });
+                    self.tunnel_entries += 1;
+                }
+            }
+        }
+        let Some(&vni) = self.by_vxlan.get(&device) else { return };
+        if is_flood { self.report_flood(vni) } else { self.report_mac(vni, mac) }
+    }
+
+    fn apply_bridge(&mut self, entry: BridgeEntry) {
+        let BridgeEntry { removed, bridge, port, mac, vlan, external } = entry;
+        // Bridges have the entries without VLAN besides those of their port VLANs.
+        if vlan.is_some_and(|vlan| vlan != 0) {
+            return;
+        }
+        let known = self.bridges.get(&bridge).and_then(|entries| entries.get(&mac));
+        if removed {
+            // The message may be about a place that the address has left.
+            if known.is_none_or(|known| known.value.port != port) {
+                return;
+            }
+            self.bridges.get_mut(&bridge).map(|entries| entries.remove(&mac));
+            self.bridge_entries -= 1;
+        } else {
+            if known.is_none() {
+                if self.bridge_entries >= MAX_ENTRIES {
+                    self.stats.refused += 1;
+                    return;
+                }
+                self.bridge_entries += 1;
+            }
+            let place = Seen { value: BridgePlace { port, external }, dump: self.dump };
+            self.bridges.entry(bridge).or_default().insert(mac, place);
+        }
+        for vni in self.by_bridge.get(&bridge).cloned().unwrap_or_default() {
+            if removed {
+                self.vanished.push((vni, mac, port));
+            }
+            self.report_mac(vni, mac);
+        }
+    }
+
+    fn apply_neighbour(&mut self, neighbour: Neighbour) {
+        let Neighbour { index, address, mac, .. } = neighbour;
+        if mac.is_some() {
+            let is_full = self.neighbour_entries >= MAX_ENTRIES;
+            let entries = self.neighbours.entry(index).or_default();
+            if !entries.contains_key(&address) {
+                if is_full {
+                    self.stats.refused += 1;
+                    return;
+                }
+                self.neighbour_entries += 1;
+            }
+            entries.insert(address, Seen { value: neighbour, dump: self.dump });
+        } else if let Some(entries) = self.neighbours.get_mut(&index)
+            && entries.remove(&address).is_some()
+        {
+            self.neighbour_entries -= 1;
+        }
+        for vni in self.by_bridge.get(&index).cloned().unwrap_or_default() {
+            self.report_binding(vni, address);
+        }
+    }
+
+    /// Finds the devices of all VNIs, and reports everything about those whose devices changed.
+    fn find_devices(&mut self) {
+        self.by_vxlan.clear();
+        self.by_bridge.clear();
+        let mut found: HashMap<u32, Devices> = HashMap::new();
+        for link in self.links.values().map(|link| &link.value) {
+            let LinkKind::Vxlan(Vxlan { vni, .. }) = link.kind else { continue };
+            if !self.segments.contains_key(&vni) {
+                continue;
+            }
+            let new = Devices { vxlan: link.index, bridge: link.master };
+            // Of several devices, that in a bridge counts, and of several in bridges the first.
+            let rank = |it: &Devices| (it.bridge.is_none(), it.vxlan);
+            let best = found.entry(vni).or_insert(new);
+            if rank(&new) < rank(best) {
+                *best = new;
+            }
+        }
+        for (vni, devices) in &found {
+            self.by_vxlan.insert(devices.vxlan, *vni);
+            if let Some(bridge) = devices.bridge {
+                self.by_bridge.entry(bridge).or_default().push(*vni);
+            }
+        }
+        let changed: Vec<u32> = (self.segments.iter_mut())
+            .filter(|(vni, reported)| reported.devices != found.get(vni).copied())
+            .map(|(vni, reported)| {
+                reported.devices = found.get(vni).copied();
+                *vni
+            })
+            .collect();
+        changed.into_iter().for_each(|vni| self.report_all(vni));
+    }
+
+    fn report_all(&mut self, vni: u32) {
+        self.report_flood(vni);
+        let Some(reported) = self.segments.get(&vni) else { return };
+        let mut macs: HashSet<MacAddr> = reported.macs.keys().copied().collect();
+        let mut addresses: HashSet<IpAddr> = reported.bindings.keys().copied().collect();
+        if let Some(Devices { vxlan, bridge }) = reported.devices {
+            macs.extend(self.tunnels.get(&vxlan).into_iter().flat_map(HashMap::keys));
+            let neighbours = bridge.and_then(|bridge| self.neighbours.get(&bridge));
+            addresses.extend(neighbours.into_iter().flat_map(HashMap::keys));
+        }
+        macs.remove(&MacAddr::ZERO);
+        macs.into_iter().for_each(|mac| self.report_mac(vni, mac));
+        addresses.into_iter().for_each(|address| self.report_binding(vni, address));
+    }
+
+    fn report_flood(&mut self, vni: u32) {
+        let Some(reported) = self.segments.get_mut(&vni) else { return };
+        let entries = reported.devices.and_then(|devices| self.tunnels.get(&devices.vxlan)?.get(&MacAddr::ZERO));
+        let now: BTreeSet<IpAddr> = entries.into_iter().flatten().map(|vtep| vtep.value).collect();
+        for (vteps, listed) in [(reported.flood.difference(&now), false), (now.difference(&reported.flood), true)] {
+            self.changes.flood.extend(vteps.map(|vtep| ((vni, *vtep), listed)));
+        }
+        reported.flood = now;
+    }
+
+    /// Reports the VTEP behind which an address is. The bridge decides first: an address behind another port than the
+    /// VXLAN device is behind no VTEP, although the device may still have an entry.
+    fn report_mac(&mut self, vni: u32, mac: MacAddr) {
+        let Some(reported) = self.segments.get_mut(&vni) else { return };
+        let vtep = reported.devices.and_then(|Devices { vxlan, bridge }| {
+            let place = bridge.and_then(|bridge| self.bridges.get(&bridge)?.get(&mac));
+            if place.is_some_and(|place| place.value.port != vxlan) {
+                return None;
+            }
+            self.tunnels.get(&vxlan)?.get(&mac)?.last().map(|vtep| vtep.value)
+        });
+        let before = match vtep {
+            Some(vtep) => reported.macs.insert(mac, vtep),
+            None => reported.macs.remove(&mac),
+        };
+        if before != vtep {
+            self.changes.macs.insert((vni, mac), vtep);
+        }
+    }
+
+    fn report_binding(&mut self, vni: u32, address: IpAddr) {
+        let Some(reported) = self.segments.get_mut(&vni) else { return };
+        let bridge = reported.devices.and_then(|devices| devices.bridge);
+        let entry = bridge.and_then(|bridge| self.neighbours.get(&bridge)?.get(&address));
+        let host = entry.and_then(|entry| {
+            let Neighbour { mac, external, is_router, .. } = entry.value;
+            Some((mac.filter(|mac| external && mac.is_unicast())?, is_router))
+        });
+        let before = match host {
+            Some(host) => reported.bindings.insert(address, host),
+            None => reported.bindings.remove(&address),
+        };
+        if before != host {
+            self.changes.bindings.insert((vni, address), host);
+        }
+    }
+}
+
+/// Returns the keys of the entries that were not seen in a dump.
+fn stale<K: Copy, V>(entries: &HashMap<K, Seen<V>>, dump: u32) -> impl Iterator<Item = K> {
+    entries.iter().filter(move |(_, entry)| entry.dump != dump).map(|(key, _)| *key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VNI: u32 = 42;
+    const BRIDGE: u32 = 8;
+    const VXLAN: u32 = 9;
+    const ACCESS: u32 = 10;
+
+    fn vtep(n: u8) -> IpAddr {
+        [10, 9, 0, n].into()
+    }
+
+    fn mac(n: u8) -> MacAddr {
+        MacAddr::new(2, 0, 0, 0, 0, n)
+    }
+
+    fn link(index: u32, kind: LinkKind, master: Option<u32>) -> Message {
+        Message::Link(Link { index, name: format!("link{index}"), alias: None, master, up: true, kind })
+    }
+
+    fn vxlan_link(index: u32, vni: u32, master: Option<u32>) -> Message {
+        let kind = LinkKind::Vxlan(Vxlan { vni, local: None, port: 4789, learning: false });
+        link(index, kind, master)
+    }
+
+    fn tunnel(mac: MacAddr, n: u8, removed: bool) -> Message {
+        let entry = TunnelEntry { removed, device: VXLAN, mac, vtep: Some(vtep(n)), vni: None };
+        Message::Fdb(Fdb::Tunnel(entry))
+    }
+
+    fn at(port: u32, mac: MacAddr, removed: bool) -> Message {
+        Message::Fdb(Fdb::Bridge(BridgeEntry { removed, bridge: BRIDGE, port, mac, vlan: None, external: true }))
+    }
+
+    fn neighbour(n: u8, mac: Option<MacAddr>) -> Message {
+        let address = [192, 0, 2, n].into();
+        Message::Neighbour(Neighbour { index: BRIDGE, address, mac, external: true, is_router: false })
+    }
+
+    /// All facts about two remote hosts, one of them with its IP address, and one local host.
+    fn facts() -> Vec<Message> {
+        vec![
+            link(BRIDGE, LinkKind::Bridge, None),
+            vxlan_link(VXLAN, VNI, Some(BRIDGE)),
+            link(ACCESS, LinkKind::Other, Some(BRIDGE)),
+            tunnel(MacAddr::ZERO, 2, false),
+            tunnel(MacAddr::ZERO, 3, false),
+            tunnel(mac(1), 2, false),
+            at(VXLAN, mac(1), false),
+            tunnel(mac(2), 3, false),
+            at(VXLAN, mac(2), false),
+            tunnel(mac(7), 2, false),
+            at(ACCESS, mac(7), false),
+            neighbour(1, Some(mac(1))),
+        ]
+    }
+
+    fn watching() -> Mirror {
+        let mut mirror = Mirror::default();
+        mirror.watch(&[VNI].into());
+        mirror
+    }
+
+    /// State of a reader that applies all changes.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    struct Reader {
+        flood: BTreeSet<IpAddr>,
+        macs: HashMap<MacAddr, IpAddr>,
+        bindings: HashMap<IpAddr, MacAddr>,
+    }
+
+    impl Reader {
+        fn take(&mut self, mirror: &mut Mirror) {
+            let changes = std::mem::take(&mut mirror.changes);
+            for ((_, vtep), listed) in changes.flood {
+                // A VTEP that came and went meanwhile is reported as gone.
+                _ = if listed { self.flood.insert(vtep) } else { self.flood.remove(&vtep) };
+            }
+            for ((_, mac), vtep) in changes.macs {
+                match vtep {
+                    Some(vtep) => _ = self.macs.insert(mac, vtep),
+                    None => _ = self.macs.remove(&mac),
+                }
+            }
+            for ((_, ip), host) in changes.bindings {
+                match host {
+                    Some((mac, _)) => _ = self.bindings.insert(ip, mac),
+                    None => _ = self.bindings.remove(&ip),
+                }
+            }
+        }
+    }
+
+    fn expected() -> Reader {
+        Reader {
+            flood: [vtep(2), vtep(3)].into(),
+            macs: [(mac(1), vtep(2)), (mac(2), vtep(3))].into(),
+            bindings: [([192, 0, 2, 1].into(), mac(1))].into(),
+        }
+    }
+
+    #[test]
+    fn any_order_and_repetition_give_the_same_state() {
+        let seed = 7;
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..500 {
+            let (mut mirror, mut reader) = (watching(), Reader::default());
+            let mut messages = facts();
+            messages.extend(facts());
+            random.shuffle(&mut messages);
+            for message in &messages {
+                mirror.apply(message);
+                if random.u8(..4) == 0 {
+                    reader.take(&mut mirror);
+                }
+            }
+            reader.take(&mut mirror);
+            assert_eq!(reader, expected(), "{messages:?}");
+            assert_eq!(mirror.counts(VNI), Counts { flood: 2, macs: 2, bindings: 1 });
+            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 1));
+        }
+    }
+
+    #[test]
+    fn a_dump_after_losses_leads_to_the_state_of_the_kernel() {
+        let seed = 11;
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for round in 0..500 {
+            let (mut mirror, mut reader) = (watching(), Reader::default());
+            // Messages of a former state, of which a part was lost.
+            let mut former = facts();
+            former.extend([tunnel(mac(1), 4, false), tunnel(mac(3), 4, false), tunnel(MacAddr::ZERO, 4, false)]);
+            former.extend([at(ACCESS, mac(1), false), at(VXLAN, mac(3), false), neighbour(9, Some(mac(3)))]);
+            former.extend([vxlan_link(77, VNI, None), tunnel(mac(2), 3, true), at(VXLAN, mac(2), true)]);
+            random.shuffle(&mut former);
+            former.retain(|_| random.bool());
+            former.iter().for_each(|message| mirror.apply(message));
+            reader.take(&mut mirror);
+            mirror.begin();
+            let mut dump = facts();
+            random.shuffle(&mut dump);
+            dump.iter().for_each(|message| mirror.apply(message));
+            mirror.finish();
+            reader.take(&mut mirror);
+            assert_eq!(reader, expected(), "round {round}: {former:?}");
+            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 1));
+            mirror.begin();
+            facts().iter().for_each(|message| mirror.apply(message));
+            mirror.finish();
+            assert!(mirror.changes.is_empty(), "the same dump again changes nothing");
+        }
+    }
+
+    #[test]
+    fn an_address_moves_between_vteps_and_the_local_port() {
+        let (mut mirror, mut reader) = (watching(), Reader::default());
+        facts().iter().for_each(|message| mirror.apply(message));
+        reader.take(&mut mirror);
+        let mut after = |messages: &[Message]| {
+            messages.iter().for_each(|message| mirror.apply(message));
+            reader.take(&mut mirror);
+            (reader.macs.get(&mac(1)).copied(), mirror.place(VNI, mac(1)).map(|place| place.port))
+        };
+        assert_eq!(after(&[tunnel(mac(1), 3, false)]), (Some(vtep(3)), Some(VXLAN)));
+        assert_eq!(after(&[tunnel(mac(1), 2, true)]).0, Some(vtep(3)), "the removal of the former VTEP is late");
+        assert_eq!(after(&[at(ACCESS, mac(1), false)]), (None, Some(ACCESS)), "the device still has its entry");
+        assert_eq!(after(&[at(VXLAN, mac(1), true)]), (None, Some(ACCESS)), "the removal of the former port is late");
+        assert_eq!(after(&[tunnel(mac(1), 2, false), at(VXLAN, mac(1), false)]), (Some(vtep(2)), Some(VXLAN)));
+        assert_eq!(after(&[at(VXLAN, mac(1), true)]), (Some(vtep(2)), None));
+        assert_eq!(after(&[tunnel(mac(1), 2, true)]), (None, None));
+        assert_eq!(mirror.vanished, [(VNI, mac(1), VXLAN)]);
+    }
+
+    #[test]
+    fn a_device_that_goes_takes_its_entries_along() {
+        let (mut mirror, mut reader) = (watching(), Reader::default());
+        facts().iter().for_each(|message| mirror.apply(message));
+        reader.take(&mut mirror);
+        mirror.apply(&Message::LinkRemoved(VXLAN));
+        reader.take(&mut mirror);
+        assert_eq!(reader, Reader::default());
+        assert_eq!((mirror.devices(VNI), mirror.tunnel_entries), (None, 0));
+        // The device is made again with another index, and its entries come first.
+        for (n, vtep) in [(1, vtep(5)), (0, vtep(6))] {
+            let mac = if n == 0 { MacAddr::ZERO } else { mac(n) };
+            let entry = TunnelEntry { removed: false, device: 20, mac, vtep: Some(vtep), vni: None };
+            mirror.apply(&Message::Fdb(Fdb::Tunnel(entry)));
+        }
+        mirror.apply(&vxlan_link(20, VNI, None));
+        reader.take(&mut mirror);
+        let now = Reader { flood: [vtep(6)].into(), macs: [(mac(1), vtep(5))].into(), ..Reader::default() };
+        assert_eq!(reader, now);
+        mirror.watch(&HashSet::new());
+        mirror.watch(&[VNI].into());
+        let mut again = Reader::default();
+        again.take(&mut mirror);
+        assert_eq!(again, now, "a VNI that is watched again is reported whole");
+    }
+
+    #[test]
+    fn what_is_not_supported_is_counted() {
+        let mut mirror = watching();
+        facts().iter().for_each(|message| mirror.apply(message));
+        mirror.changes = ExternalChanges::default();
+        let entry = TunnelEntry { removed: false, device: VXLAN, mac: mac(9), vtep: None, vni: None };
+        mirror.apply(&Message::Fdb(Fdb::Tunnel(entry)));
+        mirror.apply(&Message::Fdb(Fdb::Tunnel(TunnelEntry { vtep: Some(vtep(2)), vni: Some(7), ..entry })));
+        assert_eq!((mirror.stats.unsupported, mirror.changes.is_empty()), (2, true));
+        let of_vlan =
+            BridgeEntry { removed: false, bridge: BRIDGE, port: ACCESS, mac: mac(1), vlan: Some(1), external: false };
+        mirror.apply(&Message::Fdb(Fdb::Bridge(of_vlan)));
+        assert!(mirror.changes.is_empty(), "an entry of a VLAN decides nothing");
+        mirror.apply(&neighbour(5, Some(MacAddr::new(1, 0, 0, 0, 0, 1))));
+        assert!(mirror.changes.is_empty(), "a group address is no host");
+    }
+}

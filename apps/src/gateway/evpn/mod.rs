@@ -1,0 +1,288 @@
+//! Segments whose remotes come from the kernel's tables, which a routing daemon such as FRR writes by EVPN (RFC 7432,
+//! RFC 8365).
+//!
+//! ```text
+//! FRR <─> kernel <─> thread: mirror, writer <─> control thread: forwarding database of the workers
+//! ```
+//!
+//! A thread of its own exchanges netlink messages with the kernel, so the control thread never waits for it. Both
+//! exchange changes, of which a later one replaces an earlier one of the same item. So what waits is bounded by the
+//! tables, however fast they change.
+
+mod devices;
+mod mirror;
+mod thread;
+mod writer;
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use wirepath_pipeline::ControlPlane;
+use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
+use wirepath_pipeline::tunnel::config::{GatewayConfig, SegmentControl};
+use wirepath_pipeline::tunnel::{ExternalChanges, GatewayControl};
+
+use wirepath::cli::Failure;
+
+pub(super) use devices::EvpnSegment;
+use thread::{Orders, Outbox, Shared, Status, Thread};
+
+/// Most changes in each direction that one tick takes.
+const CHANGES: usize = 4096;
+
+/// The tables of this module.
+pub(super) const TABLES: [&TableSpec; 2] = [&SEGMENTS, &SYNC];
+
+static SEGMENTS: TableSpec = TableSpec {
+    name: "evpn",
+    about: "Segments whose remotes come from the kernel's tables",
+    metric: Some("evpn"),
+    columns: &[
+        Column::key("segment", "Name of the segment"),
+        Column::key("vni", "VNI"),
+        Column::attribute("vxlan", "VXLAN device by which the routing daemon sees the segment"),
+        Column::attribute("bridge", "Bridge of that device"),
+        Column::attribute("access", "Port of the bridge that stands for the local ports"),
+        Column::attribute("state", "ready, or what is missing: vxlan, bridge or access"),
+        Column::gauge("flood", Unit::None, "VTEPs in the flood list of the kernel"),
+        Column::gauge("macs", Unit::None, "Addresses behind VTEPs in the kernel"),
+        Column::gauge("neighbours", Unit::None, "IP addresses behind VTEPs in the kernel"),
+        Column::gauge("remotes", Unit::None, "VTEPs that the gateway uses"),
+        Column::gauge("advertised", Unit::None, "Addresses of local ports that the kernel has from the gateway"),
+    ],
+};
+
+static SYNC: TableSpec = TableSpec {
+    name: "evpn_sync",
+    about: "Exchange with the kernel's tables",
+    metric: Some("evpn_sync"),
+    columns: &[
+        Column::counter("messages", Unit::None, "Messages of the kernel"),
+        Column::counter("malformed", Unit::None, "Messages that could not be read"),
+        Column::counter("unsupported", Unit::None, "Entries with a nexthop id or another VNI, which are not used"),
+        Column::counter("overflows", Unit::None, "Times that the kernel dropped messages (ENOBUFS)"),
+        Column::counter("dumps", Unit::None, "Dumps of the tables that were complete"),
+        Column::counter("interrupted", Unit::None, "Dumps that changes interrupted, and that were repeated"),
+        Column::counter("written", Unit::None, "Local addresses written"),
+        Column::counter("removed", Unit::None, "Local addresses removed"),
+        Column::counter("write_errors", Unit::None, "Writes that the kernel refused"),
+        Column::counter("refused", Unit::None, "Addresses for which there was no room, or that are static"),
+        Column::counter("applied", Unit::None, "Changes applied to the forwarding tables"),
+        Column::gauge("pending", Unit::None, "Changes that wait for the forwarding tables"),
+        Column::gauge("waiting", Unit::None, "Local addresses that wait to be written"),
+        Column::gauge("lag_us", Unit::None, "Microseconds from the message to the forwarding tables, last change"),
+        Column::gauge("max_lag_us", Unit::None, "The longest of these times since the start"),
+    ],
+};
+
+/// Returns the segments whose remotes come from the kernel.
+pub(super) fn segments(config: &GatewayConfig) -> Vec<EvpnSegment> {
+    let of_kernel = config.segments.iter().filter(|segment| segment.control == SegmentControl::Kernel);
+    let segment = |it: &wirepath_pipeline::tunnel::config::SegmentConfig| {
+        // Daemons advertise IPv4 VTEPs if there are both.
+        let local = it.locals.iter().find(|local| local.is_ipv4()).or(it.locals.first()).copied();
+        let udp_port = config.underlay.port_of(it.kind).unwrap_or_default();
+        Some(EvpnSegment { name: it.name.clone(), vni: it.vni?, local, udp_port, ageing: it.ageing })
+    };
+    of_kernel.filter_map(segment).collect()
+}
+
+fn refused(error: io::Error) -> Failure {
+    Failure::failed(format!("control = \"kernel\": {error}"))
+}
+
+/// Locks a mutex. Its data are valid even if another thread panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The control thread's end of the exchange with the kernel.
+pub(super) struct Evpn {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    segments: Vec<EvpnSegment>,
+    /// Changes that the control thread took and did not apply yet.
+    pending: ExternalChanges,
+    /// Time of the oldest message behind [`Self::pending`].
+    since: Option<Instant>,
+    applied: u64,
+    lag: Duration,
+    max_lag: Duration,
+}
+
+impl std::fmt::Debug for Evpn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Evpn").field("segments", &self.segments).finish_non_exhaustive()
+    }
+}
+
+impl Evpn {
+    /// Makes the devices of these segments and starts the exchange, in the network namespace of the calling thread.
+    /// Waits until the devices exist.
+    ///
+    /// # Errors
+    /// If the kernel refuses a socket or a device.
+    pub(super) fn start(segments: Vec<EvpnSegment>) -> Result<Self, Failure> {
+        let (evpn, ready) = Self::begin(segments)?;
+        match ready.recv() {
+            Ok(Ok(())) => Ok(evpn),
+            Ok(Err(error)) => Err(refused(error)),
+            Err(_) => Err(Failure::failed("the thread of control = \"kernel\" ended at its start")),
+        }
+    }
+
+    /// Starts the exchange without waiting. The receiver gets the outcome of the first attempt; the thread repeats it.
+    ///
+    /// # Errors
+    /// If there is no room for a thread.
+    pub(super) fn begin(segments: Vec<EvpnSegment>) -> Result<(Self, Receiver<io::Result<()>>), Failure> {
+        let waker =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| refused(error.into()))?;
+        let shared = Arc::new(Shared {
+            orders: Mutex::new(Orders { segments: Some(segments.clone()), ..Orders::default() }),
+            outbox: Mutex::new(Outbox::default()),
+            status: Mutex::new(Status::default()),
+            waker,
+        });
+        let (sender, ready) = mpsc::channel();
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("evpn".to_owned())
+            .spawn(move || match Thread::new(of_thread) {
+                Ok(mut thread) => {
+                    let prepared = thread.prepare();
+                    _ = sender.send(prepared);
+                    thread.run();
+                }
+                Err(error) => {
+                    tracing::error!("control = \"kernel\": {error}");
+                    _ = sender.send(Err(error));
+                }
+            })
+            .map_err(refused)?;
+        let evpn = Self {
+            shared,
+            thread: Some(thread),
+            segments,
+            pending: ExternalChanges::default(),
+            since: None,
+            applied: 0,
+            lag: Duration::ZERO,
+            max_lag: Duration::ZERO,
+        };
+        Ok((evpn, ready))
+    }
+
+    /// Takes the segments of a changed configuration.
+    pub(super) fn set_segments(&mut self, segments: Vec<EvpnSegment>) {
+        if segments == self.segments {
+            return;
+        }
+        // The gateway has forgotten all about these. If one returns, it needs everything again.
+        let stay: HashSet<u32> = segments.iter().map(|segment| segment.vni).collect();
+        let removed = self.segments.iter().map(|segment| segment.vni).filter(|vni| !stay.contains(vni));
+        let mut orders = lock(&self.shared.orders);
+        orders.removed.extend(removed);
+        orders.segments = Some(segments.clone());
+        drop(orders);
+        self.pending.retain(|vni| stay.contains(&vni));
+        self.segments = segments;
+        self.shared.wake();
+    }
+
+    /// Exchanges changes with the thread.
+    pub(super) fn tick(&mut self, gateway: &mut GatewayControl, plane: &ControlPlane) {
+        if self.pending.is_empty() {
+            let mut outbox = lock(&self.shared.outbox);
+            (self.pending, self.since) = (std::mem::take(&mut outbox.changes), outbox.since.take());
+        }
+        let changes = self.pending.take(CHANGES);
+        if changes.is_empty() {
+            gateway.update_external_remotes(plane.ports(), plane.seconds());
+        } else {
+            self.applied += changes.len() as u64;
+            gateway.apply_external(changes, plane.ports(), plane.seconds());
+            if let Some(since) = self.since.filter(|_| self.pending.is_empty()) {
+                self.lag = since.elapsed();
+                self.max_lag = self.max_lag.max(self.lag);
+            }
+        }
+        let local = gateway.take_local_changes(CHANGES);
+        if !local.is_empty() {
+            let mut orders = lock(&self.shared.orders);
+            orders.local.extend(local.into_iter().map(|it| ((it.vni, it.mac), it.present)));
+            drop(orders);
+            self.shared.wake();
+        }
+    }
+
+    /// Makes the thread remove the devices that the gateway made, and stop.
+    pub(super) fn stop(&mut self) {
+        lock(&self.shared.orders).stop = true;
+        self.shared.wake();
+    }
+
+    /// Waits until the thread has stopped.
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of control = \"kernel\" panicked");
+        }
+    }
+
+    /// Returns the rows of one of [`TABLES`].
+    pub(super) fn rows(&self, table: &TableSpec, gateway: &GatewayControl) -> Vec<Row> {
+        let status = lock(&self.shared.status);
+        if table.name == SYNC.name {
+            let stats = gateway.external_stats();
+            let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+            return vec![vec![
+                status.mirror.messages.into(),
+                status.malformed.into(),
+                status.mirror.unsupported.into(),
+                status.overflows.into(),
+                status.dumps.into(),
+                status.interrupted.into(),
+                status.writer.written.into(),
+                status.writer.removed.into(),
+                status.writer.refused.into(),
+                (status.mirror.refused + stats.refused_macs).into(),
+                self.applied.into(),
+                (self.pending.len() + lock(&self.shared.outbox).changes.len()).into(),
+                status.waiting.into(),
+                micros(self.lag).into(),
+                micros(self.max_lag).into(),
+            ]];
+        }
+        let row = |segment: &EvpnSegment| {
+            let it = status.segments.get(&segment.vni).cloned().unwrap_or_default();
+            vec![
+                segment.name.clone().into(),
+                segment.vni.into(),
+                it.vxlan.clone().into(),
+                it.bridge.clone().into(),
+                it.access.clone().into(),
+                it.state().into(),
+                it.counts.flood.into(),
+                it.counts.macs.into(),
+                it.counts.bindings.into(),
+                gateway.external_counts(segment.vni).0.into(),
+                it.advertised.into(),
+            ]
+        };
+        self.segments.iter().map(row).collect()
+    }
+}
+
+impl Drop for Evpn {
+    fn drop(&mut self) {
+        self.stop();
+        self.join();
+    }
+}

@@ -1,0 +1,437 @@
+//! The thread that exchanges netlink messages with the kernel.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wirepath_pipeline::tunnel::ExternalChanges;
+use wirepath_pmd::rtnetlink::{Received, Requests, Subscription, Table};
+use wirepath_wire::MacAddr;
+
+use super::devices::{self, EvpnSegment, Names};
+use super::lock;
+use super::mirror::{Counts, Mirror, MirrorStats};
+use super::writer::{Writer, WriterStats};
+
+/// Receive buffer of the notifications, in bytes: about 150 000 messages.
+const RECEIVE_BUFFER: usize = 64 << 20;
+/// Most datagrams that one turn receives.
+const DATAGRAMS: usize = 4096;
+/// Time between two turns while local addresses wait.
+const BUSY: Duration = Duration::from_millis(10);
+/// Time between two turns otherwise, and between two checks of the devices.
+const IDLE: Duration = Duration::from_secs(1);
+/// Minimum time between two updates of the status.
+const STATUS_INTERVAL: Duration = Duration::from_millis(100);
+/// Minimum time between two dumps. After each interrupted one it doubles, up to [`IDLE`].
+const DUMP_INTERVAL: Duration = Duration::from_millis(50);
+/// Time after which entries of a former run are removed, in a segment whose addresses do not age.
+const STALE_AFTER: u32 = 300;
+
+/// Orders of the control thread.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    /// New list of the segments.
+    pub(super) segments: Option<Vec<EvpnSegment>>,
+    /// VNIs of removed segments. Some of them may have returned since.
+    pub(super) removed: HashSet<u32>,
+    /// Addresses that appeared at local ports (true), or went.
+    pub(super) local: HashMap<(u32, MacAddr), bool>,
+    pub(super) stop: bool,
+}
+
+/// Changes for the control thread.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    pub(super) changes: ExternalChanges,
+    /// Time of the first message behind the changes.
+    pub(super) since: Option<Instant>,
+}
+
+/// A segment for operators.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SegmentStatus {
+    pub(super) vxlan: Option<String>,
+    pub(super) bridge: Option<String>,
+    pub(super) access: Option<String>,
+    pub(super) counts: Counts,
+    pub(super) advertised: usize,
+}
+
+impl SegmentStatus {
+    pub(super) fn state(&self) -> &'static str {
+        match (&self.vxlan, &self.bridge, &self.access) {
+            (None, ..) => "vxlan",
+            (_, None, _) => "bridge",
+            (.., None) => "access",
+            _ => "ready",
+        }
+    }
+}
+
+/// Figures for operators.
+#[derive(Debug, Default)]
+pub(super) struct Status {
+    pub(super) segments: HashMap<u32, SegmentStatus>,
+    pub(super) mirror: MirrorStats,
+    pub(super) writer: WriterStats,
+    pub(super) malformed: u64,
+    pub(super) overflows: u64,
+    pub(super) dumps: u64,
+    pub(super) interrupted: u64,
+    pub(super) waiting: usize,
+}
+
+/// State of both threads.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) orders: Mutex<Orders>,
+    pub(super) outbox: Mutex<Outbox>,
+    pub(super) status: Mutex<Status>,
+    /// Event by which the control thread wakes the other one.
+    pub(super) waker: OwnedFd,
+}
+
+impl Shared {
+    /// Wakes the thread.
+    pub(super) fn wake(&self) {
+        // The event is pending already if the counter is full.
+        _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+}
+
+/// The state of the thread.
+pub(super) struct Thread {
+    shared: Arc<Shared>,
+    subscription: Subscription,
+    requests: Requests,
+    mirror: Mirror,
+    writer: Writer,
+    segments: HashMap<u32, EvpnSegment>,
+    /// Port for local addresses, by VNI.
+    access: HashMap<u32, u32>,
+    /// Time when the entries of a former run are removed, by VNI.
+    sweeps: HashMap<u32, Instant>,
+    start: Instant,
+    malformed: u64,
+    overflows: u64,
+    dumps: u64,
+    interrupted: u64,
+    /// Time of the next dump, if one is due.
+    dump_at: Option<Instant>,
+    dump_pause: Duration,
+    checked: Instant,
+    /// Time until which no writes are tried, after an error.
+    writes_from: Instant,
+    status_at: Instant,
+    is_degraded: bool,
+}
+
+impl Thread {
+    /// Opens the sockets.
+    pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
+        let now = Instant::now();
+        Ok(Self {
+            shared,
+            subscription: Subscription::new(RECEIVE_BUFFER)?,
+            requests: Requests::new()?,
+            mirror: Mirror::default(),
+            writer: Writer::default(),
+            segments: HashMap::new(),
+            access: HashMap::new(),
+            sweeps: HashMap::new(),
+            start: now,
+            malformed: 0,
+            overflows: 0,
+            dumps: 0,
+            interrupted: 0,
+            dump_at: Some(now),
+            dump_pause: DUMP_INTERVAL,
+            checked: now,
+            writes_from: now,
+            status_at: now,
+            is_degraded: false,
+        })
+    }
+
+    /// Makes the devices and reads the tables.
+    pub(super) fn prepare(&mut self) -> io::Result<()> {
+        let segments = lock(&self.shared.orders).segments.take();
+        self.set_segments(segments.unwrap_or_default())?;
+        self.dump()?;
+        self.find_ports();
+        self.publish(self.start);
+        self.report();
+        Ok(())
+    }
+
+    /// Runs until the control thread orders the end.
+    pub(super) fn run(mut self) {
+        loop {
+            self.wait();
+            let now = Instant::now();
+            let orders = std::mem::take(&mut *lock(&self.shared.orders));
+            if orders.stop {
+                break;
+            }
+            if !orders.removed.is_empty() {
+                let stay = |vni: &u32| !orders.removed.contains(vni);
+                self.mirror.watch(&self.segments.keys().copied().filter(stay).collect());
+                self.mirror.changes.retain(|vni| stay(&vni));
+                lock(&self.shared.outbox).changes.retain(|vni| stay(&vni));
+                self.writer.retain(|vni| stay(&vni));
+                self.access.retain(|vni, _| stay(vni));
+            }
+            if let Some(segments) = orders.segments
+                && let Err(error) = self.set_segments(segments)
+            {
+                self.complain(&error);
+            }
+            for ((vni, mac), present) in orders.local {
+                if self.segments.contains_key(&vni) {
+                    self.writer.change(vni, mac, present);
+                }
+            }
+            self.turn(now);
+        }
+        let vnis: Vec<u32> = self.segments.keys().copied().collect();
+        if let Err(error) = devices::remove(&mut self.requests, vnis) {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Waits for a message of the kernel, an order or the next timer.
+    fn wait(&self) {
+        let mut time = if self.writer.waiting() > 0 { BUSY } else { IDLE };
+        if let Some(dump_at) = self.dump_at {
+            time = time.min(dump_at.saturating_duration_since(Instant::now()));
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.subscription.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
+        ];
+        let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+        if poll(&mut fds, Some(&timeout)).is_ok() && !fds[1].revents().is_empty() {
+            _ = rustix::io::read(&self.shared.waker, &mut [0; 8]);
+        }
+    }
+
+    fn turn(&mut self, now: Instant) {
+        if let Err(error) = self.receive() {
+            self.complain(&error);
+        }
+        if self.dump_at.is_some_and(|at| now >= at)
+            && let Err(error) = self.dump()
+        {
+            self.complain(&error);
+        }
+        if now >= self.checked + IDLE {
+            self.checked = now;
+            if let Err(error) = self.check_devices() {
+                self.complain(&error);
+            }
+            self.sweep(now);
+        }
+        self.find_ports();
+        self.publish(now);
+        for (vni, mac, port) in std::mem::take(&mut self.mirror.vanished) {
+            if self.access.get(&vni) == Some(&port) {
+                self.writer.vanished(vni, mac);
+            }
+        }
+        if now >= self.writes_from {
+            let Self { writer, requests, mirror, access, start, .. } = self;
+            let written = writer.run(requests, mirror, |vni| access.get(&vni).copied(), now - *start);
+            if let Err(error) = written {
+                self.writes_from = now + IDLE;
+                self.complain(&io::Error::new(error.kind(), format!("write a local address: {error}")));
+            }
+        }
+        if now >= self.status_at {
+            self.status_at = now + STATUS_INTERVAL;
+            self.report();
+        }
+    }
+
+    /// Logs an error once, until everything works again.
+    fn complain(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_degraded, true) {
+            tracing::error!("control = \"kernel\": {error}; it is tried again");
+        }
+    }
+
+    fn set_segments(&mut self, segments: Vec<EvpnSegment>) -> io::Result<()> {
+        let new: HashMap<u32, EvpnSegment> = segments.iter().map(|segment| (segment.vni, segment.clone())).collect();
+        let old = std::mem::replace(&mut self.segments, new);
+        let vnis: HashSet<u32> = self.segments.keys().copied().collect();
+        self.writer.retain(|vni| vnis.contains(&vni));
+        self.access.retain(|vni, _| vnis.contains(vni));
+        self.sweeps.retain(|vni, _| vnis.contains(vni));
+        self.mirror.watch(&vnis);
+        let removed = old.into_keys().filter(|vni| !vnis.contains(vni));
+        devices::remove(&mut self.requests, removed)?;
+        devices::ensure(&mut self.requests, &segments)
+    }
+
+    /// Makes devices that are missing, which somebody else removed.
+    fn check_devices(&mut self) -> io::Result<()> {
+        let is_ready = |vni: &u32| self.mirror.devices(*vni).is_some_and(|devices| devices.bridge.is_some());
+        if !self.segments.keys().all(|vni| is_ready(vni) && self.access.contains_key(vni)) {
+            let segments: Vec<EvpnSegment> = self.segments.values().cloned().collect();
+            devices::ensure(&mut self.requests, &segments)?;
+        }
+        if std::mem::take(&mut self.is_degraded) {
+            tracing::info!("control = \"kernel\" works again");
+        }
+        Ok(())
+    }
+
+    /// Receives the waiting messages.
+    fn receive(&mut self) -> io::Result<()> {
+        let Self { subscription, mirror, malformed, .. } = self;
+        let mut limit = DATAGRAMS;
+        let mut lost = false;
+        loop {
+            let received = subscription.receive(limit, |message| match message {
+                Ok(message) => mirror.apply(&message),
+                Err(_) => *malformed += 1,
+            })?;
+            match received {
+                Received::Lost => {
+                    // What waits is older than the next dump. The kernel reports the next loss only after the queue
+                    // was empty.
+                    self.overflows += 1;
+                    (lost, limit) = (true, usize::MAX);
+                }
+                Received::More if lost => {}
+                Received::All | Received::More => break,
+            }
+        }
+        if lost {
+            let at = Instant::now() + self.dump_pause;
+            self.dump_at = Some(self.dump_at.map_or(at, |due| due.min(at)));
+        }
+        Ok(())
+    }
+
+    /// Reads all tables and applies the difference.
+    fn dump(&mut self) -> io::Result<()> {
+        // Until the dump was complete, another one is due.
+        self.dump_at = Some(Instant::now() + self.dump_pause);
+        self.receive_all()?;
+        self.mirror.begin();
+        let mut complete = true;
+        for table in [Table::Links, Table::Fdb, Table::Neighbours] {
+            let Self { requests, mirror, malformed, .. } = self;
+            complete &= requests.dump(table, |message| match message {
+                Ok(message) => mirror.apply(&message),
+                Err(_) => *malformed += 1,
+            })?;
+        }
+        if complete {
+            self.mirror.finish();
+            self.dumps += 1;
+            (self.dump_at, self.dump_pause) = (None, DUMP_INTERVAL);
+        } else {
+            self.interrupted += 1;
+            self.dump_pause = (2 * self.dump_pause).min(IDLE);
+        }
+        Ok(())
+    }
+
+    /// Receives messages until none waits, so that none is older than a dump that follows.
+    fn receive_all(&mut self) -> io::Result<()> {
+        let Self { subscription, mirror, malformed, overflows, .. } = self;
+        loop {
+            let received = subscription.receive(usize::MAX, |message| match message {
+                Ok(message) => mirror.apply(&message),
+                Err(_) => *malformed += 1,
+            })?;
+            match received {
+                Received::All => return Ok(()),
+                Received::Lost => *overflows += 1,
+                Received::More => {}
+            }
+        }
+    }
+
+    /// Finds the ports for local addresses, and writes the addresses of new ones.
+    fn find_ports(&mut self) {
+        let complete = self.access.len() == self.segments.len();
+        let is_there = |(vni, index): (&u32, &u32)| {
+            let bridge = self.mirror.devices(*vni).and_then(|devices| devices.bridge);
+            bridge.is_some() && self.mirror.link(*index).is_some_and(|link| link.master == bridge)
+        };
+        if complete && self.access.iter().all(is_there) {
+            return;
+        }
+        let by_name: HashMap<&str, u32> = self.mirror.links().map(|link| (link.name.as_str(), link.index)).collect();
+        let mut found: HashMap<u32, u32> = HashMap::new();
+        for vni in self.segments.keys() {
+            let index = by_name.get(Names::new(*vni).access.as_str()).copied();
+            found.extend(index.filter(|index| is_there((vni, index))).map(|index| (*vni, index)));
+        }
+        let now = Instant::now();
+        for (vni, index) in &found {
+            if self.access.get(vni) != Some(index) {
+                self.writer.repeat(*vni);
+                let ageing = self.segments.get(vni).map_or(0, |segment| segment.ageing);
+                let ageing = if ageing == 0 { STALE_AFTER } else { ageing };
+                self.sweeps.insert(*vni, now + Duration::from_secs(ageing.into()));
+            }
+        }
+        self.access = found;
+    }
+
+    /// Removes entries of a former run whose addresses were not learned again within the ageing time.
+    fn sweep(&mut self, now: Instant) {
+        let due: Vec<u32> = self.sweeps.iter().filter(|(_, at)| now >= **at).map(|(vni, _)| *vni).collect();
+        for vni in due {
+            self.sweeps.remove(&vni);
+            if let Some(port) = self.access.get(&vni) {
+                self.mirror.addresses_at(vni, *port).into_iter().for_each(|mac| self.writer.stale(vni, mac));
+            }
+        }
+    }
+
+    /// Passes the changes to the control thread. `since` is the time of their messages.
+    fn publish(&mut self, since: Instant) {
+        if self.mirror.changes.is_empty() {
+            return;
+        }
+        let changes = std::mem::take(&mut self.mirror.changes);
+        let mut outbox = lock(&self.shared.outbox);
+        outbox.changes.merge(changes);
+        outbox.since.get_or_insert(since);
+    }
+
+    /// Updates the figures for operators.
+    fn report(&self) {
+        let written = self.writer.written();
+        let name = |index: u32| self.mirror.link(index).map(|link| link.name.clone());
+        let segment = |vni: u32| {
+            let devices = self.mirror.devices(vni);
+            SegmentStatus {
+                vxlan: devices.and_then(|devices| name(devices.vxlan)),
+                bridge: devices.and_then(|devices| name(devices.bridge?)),
+                access: self.access.get(&vni).and_then(|index| name(*index)),
+                counts: self.mirror.counts(vni),
+                advertised: written.get(&vni).copied().unwrap_or(0),
+            }
+        };
+        let segments = self.segments.keys().map(|vni| (*vni, segment(*vni))).collect();
+        *lock(&self.shared.status) = Status {
+            segments,
+            mirror: self.mirror.stats,
+            writer: self.writer.stats,
+            malformed: self.malformed,
+            overflows: self.overflows,
+            dumps: self.dumps,
+            interrupted: self.interrupted,
+            waiting: self.writer.waiting(),
+        };
+    }
+}

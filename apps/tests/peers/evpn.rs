@@ -1,0 +1,440 @@
+//! The gateway as a leaf that FRR drives through the kernel's tables, with FRR and the kernel's VXLAN device as the
+//! other leaf.
+//!
+//! ```text
+//! host0 --- lan0 | gateway | wan --- bridge --- eth0 | leaf: vx42 in br42 | port --- far
+//!                | FRR     | bgp ---------------- bgp | FRR               |
+//! ```
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+use wirepath::control_socket::Client;
+use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, run, skip_or_fail};
+
+use crate::program::Program;
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
+
+/// FRR's daemons (Debian: frr). They have no programs in the search path.
+const ZEBRA: &str = "/usr/lib/frr/zebra";
+const BGPD: &str = "/usr/lib/frr/bgpd";
+/// Addresses of the BGP session.
+const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
+
+/// Zebra and bgpd in a namespace, with files of their own.
+struct Frr<'a> {
+    namespace: &'a Namespace,
+    folder: TempDir,
+    zebra: Option<Background>,
+    bgpd: Option<Background>,
+}
+
+impl<'a> Frr<'a> {
+    /// Starts the daemons with an EVPN session from `local` to `peer`.
+    fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let text = format!(
+            "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
+             neighbor {peer} remote-as 65000\n neighbor {peer} timers 1 3\n neighbor {peer} timers connect 1\n \
+             address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n exit-address-family\n"
+        );
+        std::fs::write(folder.path().join("bgpd.conf"), text).expect("write the configuration");
+        std::fs::write(folder.path().join("zebra.conf"), "").expect("write the configuration");
+        // The daemons give up their rights before they make their files.
+        run(&["chown", "-R", "frr:frr", &folder.path().display().to_string()]).expect();
+        let mut frr = Self { namespace, folder, zebra: None, bgpd: None };
+        frr.start_zebra();
+        frr.start_bgpd();
+        frr
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn daemon(&self, program: &str, name: &str) -> Background {
+        let socket = self.path(&format!("{name}.vty"));
+        _ = std::fs::remove_file(&socket);
+        let process = self.namespace.spawn(&[
+            program,
+            "--config_file",
+            &self.path(&format!("{name}.conf")),
+            "--vty_socket",
+            &self.path(""),
+            "--pid_file",
+            &self.path(&format!("{name}.pid")),
+            "--socket",
+            &self.path("zserv"),
+            "--vty_port",
+            "0",
+            "--user",
+            "frr",
+            "--group",
+            "frr",
+        ]);
+        assert!(eventually(WAIT_LIMIT, || std::fs::exists(&socket).unwrap_or(false)), "{name} does not start");
+        process
+    }
+
+    fn start_zebra(&mut self) {
+        self.zebra = Some(self.daemon(ZEBRA, "zebra"));
+    }
+
+    fn start_bgpd(&mut self) {
+        self.bgpd = Some(self.daemon(BGPD, "bgpd"));
+    }
+
+    fn kill_zebra(&mut self) {
+        self.zebra.take().expect("a running zebra").kill();
+    }
+
+    fn vtysh(&self, command: &str) -> String {
+        let outcome = run(&["vtysh", "--vty_socket", &self.path(""), "-c", command]);
+        format!("{}{}", outcome.stdout, outcome.stderr)
+    }
+}
+
+fn is_missing(variant: Variant) -> bool {
+    let needs = [Requirement::File(ZEBRA), Requirement::File(BGPD), Requirement::Program("vtysh")];
+    for need in needs.into_iter().chain([Requirement::Program("bridge")]) {
+        if let Err(why) = need.check() {
+            skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
+            return true;
+        }
+    }
+    false
+}
+
+/// Namespaces of both leaves and their hosts.
+struct Fabric {
+    world: World,
+    /// Host of the other leaf.
+    far: Namespace,
+}
+
+impl Fabric {
+    fn new(variant: Variant) -> Self {
+        let mut world = World::new(variant, 1, 0, 1500);
+        world.plug_remote();
+        let (gateway, leaf) = (&world.gateway, &world.remotes[0]);
+        Veth::new((gateway, "bgp"), (leaf, "bgp")).plug();
+        for (namespace, address) in [gateway, leaf].into_iter().zip(SPEAKERS) {
+            namespace.ip(&format!("addr add {address}/30 dev bgp"));
+        }
+        // BGP needs a route to the VTEPs. The gateway's port is not the kernel's.
+        gateway.ip(&format!("route add {}/32 via {}", variant.remote(0), SPEAKERS[1]));
+        leaf.ip(&format!("link add br{VNI} type bridge mcast_snooping 0"));
+        let local = variant.remote(0);
+        leaf.ip(&format!("link add vx{VNI} type vxlan id {VNI} dstport 4789 local {local} nolearning"));
+        leaf.ip(&format!("link set vx{VNI} master br{VNI} up"));
+        leaf.run(&["bridge", "link", "set", "dev", &format!("vx{VNI}"), "learning", "off", "neigh_suppress", "on"])
+            .expect();
+        let far = world.lab.namespace("far");
+        Veth::new((leaf, "port"), (&far, "eth0")).mtu(world.inner_mtu()).plug();
+        leaf.ip(&format!("link set port master br{VNI}"));
+        leaf.ip(&format!("link set br{VNI} up"));
+        far.ip(&format!("addr add {}/24 dev eth0", remote_address(0)));
+        Self { world, far }
+    }
+
+    fn leaf(&self) -> &Namespace {
+        &self.world.remotes[0]
+    }
+
+    fn host(&self) -> &Namespace {
+        &self.world.hosts[0]
+    }
+
+    /// Starts FRR beside the gateway and on the other leaf.
+    fn frr(&self) -> [Frr<'_>; 2] {
+        [Frr::start(&self.world.gateway, SPEAKERS[0], SPEAKERS[1]), Frr::start(self.leaf(), SPEAKERS[1], SPEAKERS[0])]
+    }
+
+    fn gateway(&self, keys: &str) -> Gateway {
+        let segment = format!(
+            "[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\nports = [{{ port = \"lan0\" }}]\n{keys}\n"
+        );
+        let config = format!("[control]\nsocket = 'operators.sock'\n{}{segment}", self.world.ports());
+        let program = self.world.start_with(&config);
+        let socket = program.path("operators.sock");
+        assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
+        Gateway { program }
+    }
+
+    /// Returns the entries of a device of a leaf for an address.
+    fn entries(namespace: &Namespace, device: &str, mac: &str) -> Vec<String> {
+        let shown = namespace.run(&["bridge", "fdb", "show", "dev", device]).stdout;
+        shown.lines().filter(|line| line.starts_with(mac)).map(str::to_owned).collect()
+    }
+}
+
+/// The gateway and its operator.
+struct Gateway {
+    program: Program,
+}
+
+impl Gateway {
+    fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
+        let mut client = Client::connect(&self.program.path("operators.sock")).expect("a connection");
+        let table = client.show(table, &[], None).expect("a table");
+        let row = |cells: Vec<Value>| table.columns.iter().cloned().zip(cells).collect();
+        table.rows.into_iter().map(row).collect()
+    }
+
+    /// Waits until a table satisfies a condition.
+    #[track_caller]
+    fn wait(&self, table: &str, what: &str, is_met: impl Fn(&[Map<String, Value>]) -> bool) {
+        let mut rows = Vec::new();
+        let met = eventually(WAIT_LIMIT, || {
+            rows = self.rows(table);
+            is_met(&rows)
+        });
+        assert!(met, "{what}: {rows:?}\n{:?}", self.rows("evpn_sync"));
+    }
+
+    /// Waits until the gateway has an address at a place.
+    #[track_caller]
+    fn wait_for_mac(&self, mac: &str, place: Option<(&str, &str)>) {
+        self.wait_for_sender(mac, place, || ());
+    }
+
+    /// Waits until the gateway has an address at a place, with a call of `send` before each look.
+    #[track_caller]
+    fn wait_for_sender(&self, mac: &str, place: Option<(&str, &str)>, send: impl Fn()) {
+        self.wait("fdb", &format!("{mac} at {place:?}"), |rows| {
+            send();
+            let found = rows.iter().find(|row| row["mac"] == mac);
+            found.map(|row| (row["to"].clone(), row["kind"].clone()))
+                == place.map(|(to, kind)| (to.into(), kind.into()))
+        });
+    }
+
+    /// Waits until the flood list of the gateway has these remotes.
+    #[track_caller]
+    fn wait_for_remotes(&self, expected: &[String]) {
+        self.wait("remotes", &format!("{expected:?}"), |rows| {
+            let mut found: Vec<&str> = rows.iter().filter_map(|row| row["remote"].as_str()).collect();
+            found.sort_unstable();
+            found == expected && rows.iter().all(|row| row["origin"] == "kernel")
+        });
+    }
+}
+
+/// Waits until an entry of a kernel leaf for an address contains a text, or there is none.
+#[track_caller]
+fn wait_for_entry(namespace: &Namespace, device: &str, mac: &str, text: Option<&str>) {
+    let mut entries = Vec::new();
+    let met = eventually(WAIT_LIMIT, || {
+        entries = Fabric::entries(namespace, device, mac);
+        match text {
+            Some(text) => entries.iter().any(|entry| entry.contains(text)),
+            None => entries.is_empty(),
+        }
+    });
+    assert!(met, "{mac} on {device}, {text:?}: {entries:?}");
+}
+
+/// Flood list, addresses in both directions, suppression, and withdrawal of all of it.
+pub(crate) fn leaves_exchange_addresses(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::new(variant);
+    let (host, far, leaf) = (fabric.host(), &fabric.far, fabric.leaf());
+    let [_near, other] = fabric.frr();
+    let mut gateway = fabric.gateway("neighbour_suppression = true");
+    let (own, remote) = (variant.vtep().to_string(), variant.remote(0).to_string());
+    let vxlan = format!("vx{VNI}");
+
+    // Type-3 routes make the flood lists of both.
+    gateway.wait_for_remotes(std::slice::from_ref(&remote));
+    wait_for_entry(leaf, &vxlan, "00:00:00:00:00:00", Some(&format!("dst {own} ")));
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+
+    // Type-2 routes make entries, not received packets.
+    let (near_mac, far_mac) = (colons(host.mac("eth0")), colons(far.mac("eth0")));
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    gateway.wait_for_mac(&near_mac, Some(("lan0", "learned")));
+    wait_for_entry(leaf, &vxlan, &near_mac, Some(&format!("dst {own} ")));
+    let access = Fabric::entries(&fabric.world.gateway, &format!("wpac{VNI}"), &near_mac);
+    assert!(access.iter().any(|entry| entry.contains("extern_learn")), "{access:?}");
+    assert!(pings(host, &remote_address(0), 56, 20) && pings(far, &host_address(0), 1400, 20));
+    gateway.wait("evpn", "the figures", |rows| {
+        let expected = [("flood", 1), ("macs", 1), ("remotes", 1), ("advertised", 1)];
+        rows[0]["state"] == "ready" && expected.iter().all(|(key, n)| rows[0][*key] == *n)
+    });
+
+    // The other leaf knows the IP address of its host, and so the gateway answers for it.
+    leaf.ip(&format!("neigh replace {} lladdr {far_mac} dev br{VNI} nud reachable", remote_address(0)));
+    let binding = remote_address(0);
+    gateway.wait("bindings", &binding, |rows| {
+        rows.iter().any(|row| row["address"] == *binding && row["mac"] == *far_mac && row["origin"] == "external")
+    });
+    let replies = || gateway.rows("segments")[0]["neighbour_replies"].as_u64().expect("a counter");
+    let before = replies();
+    let mut wire = far.frames("eth0");
+    wire.drain();
+    host.ip("neigh flush all");
+    assert!(pings(host, &remote_address(0), 56, 3));
+    assert_eq!(replies(), before + 1);
+    let is_request = |bytes: &[u8]| bytes[12..14] == [8, 6] && bytes[20..22] == [0, 1] && bytes[..6] == [0xff; 6];
+    assert!(!wire.drain().iter().any(|frame| is_request(&frame.bytes)), "the request is flooded");
+
+    // A host that leaves is withdrawn on both sides.
+    host.ip("link set eth0 down");
+    wait_for_entry(leaf, &vxlan, &near_mac, None);
+    host.ip("link set eth0 up");
+    far.ip("link set eth0 down");
+    gateway.wait_for_mac(&far_mac, None);
+    far.ip("link set eth0 up");
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    wait_for_entry(leaf, &vxlan, &near_mac, Some(&format!("dst {own} ")));
+
+    // The kernel's devices have carried nothing.
+    for statistic in ["rx_packets", "tx_packets"] {
+        let count = fabric.world.gateway.statistic(&format!("wpvx{VNI}"), statistic);
+        assert_eq!(count, 0, "{statistic} of the shadow device");
+    }
+    // The gateway leaves the fabric.
+    gateway.program.stop();
+    wait_for_entry(leaf, &vxlan, "00:00:00:00:00:00", None);
+    wait_for_entry(leaf, &vxlan, &near_mac, None);
+    let links = fabric.world.gateway.ip("-o link show");
+    assert!(!links.contains(": wp"), "{links}");
+    assert!(other.vtysh("show bgp l2vpn evpn summary").contains(SPEAKERS[0]));
+}
+
+/// A host moves to the other leaf and back.
+pub(crate) fn a_host_moves_between_leaves(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::new(variant);
+    let (host, far, leaf) = (fabric.host(), &fabric.far, fabric.leaf());
+    let _frr = fabric.frr();
+    let mut gateway = fabric.gateway("");
+    let remote = variant.remote(0).to_string();
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+    // The same address at both ends, one after the other.
+    let mac = "02:00:00:00:77:07";
+    let announce = |namespace: &Namespace| {
+        let source = [2, 0, 0, 0, 0x77, 7];
+        let frame = crate::world::ethernet([0xff; 6], source, "moved");
+        namespace.frames("eth0").send(&frame).expect("sent");
+    };
+    for _ in 0..3 {
+        // A worker reports the same address again only after a while.
+        gateway.wait_for_sender(mac, Some(("lan0", "learned")), || announce(host));
+        // The device keeps its entry when the address leaves it, so the entry of the bridge counts.
+        wait_for_entry(leaf, &format!("vx{VNI}"), mac, Some("extern_learn master"));
+        gateway.wait_for_sender(mac, Some((&remote, "external")), || announce(far));
+        wait_for_entry(leaf, "port", mac, Some("master"));
+    }
+    assert!(pings(host, &remote_address(0), 56, 10));
+    gateway.program.stop();
+}
+
+/// Zebra ends and starts again, and the gateway is killed and starts again. Known flows lose nothing while zebra is
+/// away.
+pub(crate) fn daemons_start_again(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::new(variant);
+    let (host, far, leaf) = (fabric.host(), &fabric.far, fabric.leaf());
+    let [mut near, _other] = fabric.frr();
+    let mut gateway = fabric.gateway("");
+    let (own, remote) = (variant.vtep().to_string(), variant.remote(0).to_string());
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+    let (near_mac, far_mac) = (colons(host.mac("eth0")), colons(far.mac("eth0")));
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    wait_for_entry(leaf, &format!("vx{VNI}"), &near_mac, Some(&format!("dst {own} ")));
+
+    near.kill_zebra();
+    assert!(pings(host, &remote_address(0), 56, 100), "known flows go on without zebra");
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    near.start_zebra();
+    // FRR never withdraws an address that goes before zebra knows it again.
+    let is_known = || {
+        let shown = near.vtysh(&format!("show evpn mac vni {VNI}"));
+        shown.lines().any(|line| line.contains(&near_mac) && line.contains("local"))
+    };
+    assert!(eventually(WAIT_LIMIT, is_known), "{}", near.vtysh("show evpn mac vni all"));
+    wait_for_entry(leaf, &format!("vx{VNI}"), &near_mac, Some(&format!("dst {own} ")));
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+    gateway.wait_for_remotes(std::slice::from_ref(&remote));
+
+    // A killed gateway leaves its devices and entries, so the fabric keeps them, and the next run uses them.
+    gateway.program.kill();
+    let index = |name: &str| fabric.world.gateway.ip(&format!("-o link show {name}"));
+    let before = index(&format!("wpvx{VNI}"));
+    let mut gateway = fabric.gateway("ageing = 2");
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    assert_eq!(index(&format!("wpvx{VNI}")).split(':').next(), before.split(':').next(), "the same device");
+    fabric.world.wait_for(&mut gateway.program, host, &remote_address(0));
+    // An entry of the former run whose host does not return goes after the ageing time.
+    host.ip("link set eth0 down");
+    wait_for_entry(leaf, &format!("vx{VNI}"), &near_mac, None);
+    gateway.program.stop();
+    let links = fabric.world.gateway.ip("-o link show");
+    assert!(!links.contains(": wp"), "{links}");
+}
+
+/// A storm of 20 000 entries while the gateway stands still: the kernel drops messages, and the gateway has exactly
+/// the entries of the kernel afterwards.
+pub(crate) fn a_storm_of_entries_loses_none(variant: Variant) {
+    if let Err(why) = Requirement::Program("bridge").check() {
+        return skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
+    }
+    const ENTRIES: u32 = 20_000;
+    let fabric = Fabric::new(variant);
+    let gateway_namespace = &fabric.world.gateway;
+    let mut gateway = fabric.gateway("");
+    gateway.wait("evpn", "the devices", |rows| rows[0]["state"] == "ready");
+    let mac = |n: u32| {
+        let [_, a, b, c] = n.to_be_bytes();
+        format!("02:00:00:{a:02x}:{b:02x}:{c:02x}")
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let batch = |name: &str, verb: &str, range: std::ops::Range<u32>, vtep: Ipv4Addr| {
+        let mut text = String::new();
+        for n in range {
+            let dst = if verb == "del" { String::new() } else { format!(" dst {vtep}") };
+            writeln!(text, "fdb {verb} {} dev wpvx{VNI}{dst} self", mac(n)).expect("a string grows");
+        }
+        let path = folder.path().join(name).display().to_string();
+        std::fs::write(&path, text).expect("write the batch");
+        gateway_namespace.run(&["bridge", "-batch", &path]).expect();
+    };
+    let (first, second) = (Ipv4Addr::new(10, 9, 0, 2), Ipv4Addr::new(10, 9, 0, 3));
+    batch("add", "add", 0..ENTRIES, first);
+    gateway.wait("evpn", "all entries", |rows| rows[0]["macs"] == ENTRIES);
+    let id = rustix::process::Pid::from_raw(gateway.program.id() as i32).expect("a process");
+    rustix::process::kill_process(id, rustix::process::Signal::STOP).expect("stopped");
+    for round in 0..16 {
+        let vtep = if round % 2 == 0 { second } else { first };
+        batch("replace", "replace", 0..ENTRIES, vtep);
+    }
+    // The final state: half of the addresses are behind the second VTEP, and a quarter is gone.
+    batch("replace", "replace", 0..ENTRIES / 2, second);
+    batch("del", "del", ENTRIES / 4..ENTRIES / 2, second);
+    rustix::process::kill_process(id, rustix::process::Signal::CONT).expect("continued");
+    gateway.wait("evpn_sync", "an overflow and another dump", |rows| {
+        rows[0]["overflows"].as_u64() > Some(0) && rows[0]["dumps"].as_u64() > Some(1) && rows[0]["pending"] == 0
+    });
+    gateway.wait("evpn", "the entries that remain", |rows| rows[0]["macs"] == ENTRIES * 3 / 4);
+    let at = |n: u32| if n < ENTRIES / 4 { Some(second) } else { (n >= ENTRIES / 2).then_some(first) };
+    let expected: std::collections::BTreeMap<String, String> =
+        (0..ENTRIES).filter_map(|n| Some((mac(n), at(n)?.to_string()))).collect();
+    let met = eventually(WAIT_LIMIT, || {
+        let rows = gateway.rows("fdb").into_iter().filter(|row| row["kind"] == "external");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        rows.map(|row| (text(&row["mac"]), text(&row["to"]))).collect::<std::collections::BTreeMap<_, _>>() == expected
+    });
+    assert!(met, "the forwarding table differs from the kernel's");
+    assert!(gateway.program.running());
+    gateway.program.stop();
+}

@@ -1,0 +1,433 @@
+//! Remotes, addresses and bindings of segments from another control plane, such as a routing daemon that writes the
+//! kernel's tables.
+//!
+//! The remotes of a segment are those of its flood list and those that an address is behind. They are merged into the
+//! configuration, so they have next hops, BFD sessions and counters like configured remotes. An address is in the
+//! forwarding database as soon as its remote is.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use wirepath_wire::MacAddr;
+
+use super::bindings::BindingOrigin;
+use super::config::{GatewayConfig, MAX_REMOTES, RemoteConfig, SegmentConfig, SegmentControl};
+use super::control::GatewayControl;
+use super::tables::Destination;
+use super::underlay::{Prefix, is_host_address};
+use crate::PortInfo;
+use crate::table::Key;
+
+/// A change of the remotes takes at most this share of the control thread's time: one part in this number.
+const TIME_SHARE: u32 = 10;
+/// Time after which a change of the remotes that was refused is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Changes of segments, by VNI. A later change of the same item replaces an earlier one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExternalChanges {
+    /// VTEPs that join (true) and leave the flood list.
+    pub flood: HashMap<(u32, IpAddr), bool>,
+    /// VTEPs behind which addresses are; `None`: behind none any more.
+    pub macs: HashMap<(u32, MacAddr), Option<IpAddr>>,
+    /// Ethernet address and router flag of IP addresses; `None`: not known any more.
+    pub bindings: HashMap<(u32, IpAddr), Option<(MacAddr, bool)>>,
+}
+
+impl ExternalChanges {
+    /// Returns whether there are no changes.
+    pub fn is_empty(&self) -> bool {
+        self.flood.is_empty() && self.macs.is_empty() && self.bindings.is_empty()
+    }
+
+    /// Number of changes.
+    pub fn len(&self) -> usize {
+        self.flood.len() + self.macs.len() + self.bindings.len()
+    }
+
+    /// Adds later changes.
+    pub fn merge(&mut self, later: Self) {
+        self.flood.extend(later.flood);
+        self.macs.extend(later.macs);
+        self.bindings.extend(later.bindings);
+    }
+
+    /// Removes the changes of VNIs for which `keep` is false.
+    pub fn retain(&mut self, keep: impl Fn(u32) -> bool) {
+        self.flood.retain(|(vni, _), _| keep(*vni));
+        self.macs.retain(|(vni, _), _| keep(*vni));
+        self.bindings.retain(|(vni, _), _| keep(*vni));
+    }
+
+    /// Removes and returns at most `limit` changes. Those of flood lists come first.
+    pub fn take(&mut self, limit: usize) -> Self {
+        if self.len() <= limit {
+            return std::mem::take(self);
+        }
+        let flood = take(&mut self.flood, limit);
+        let macs = take(&mut self.macs, limit - flood.len());
+        let bindings = take(&mut self.bindings, limit - flood.len() - macs.len());
+        Self { flood, macs, bindings }
+    }
+}
+
+/// Removes and returns at most `limit` entries of a map.
+fn take<K: Copy + Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>, limit: usize) -> HashMap<K, V> {
+    if map.len() <= limit {
+        return std::mem::take(map);
+    }
+    let keys: Vec<K> = map.keys().take(limit).copied().collect();
+    keys.into_iter().filter_map(|key| map.remove_entry(&key)).collect()
+}
+
+/// A host address of a local port that appeared or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// VNI of the segment.
+    pub vni: u32,
+    /// Ethernet address.
+    pub mac: MacAddr,
+    /// True if the address is behind a local port.
+    pub present: bool,
+}
+
+/// Figures of the entries from another control plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExternalStats {
+    /// VTEPs of all segments.
+    pub remotes: usize,
+    /// Addresses behind VTEPs.
+    pub macs: usize,
+    /// IP addresses.
+    pub bindings: usize,
+    /// Addresses that found no room, or have a static entry.
+    pub refused_macs: u64,
+    /// Times that a change of the remotes was refused and tried again later.
+    pub refused_changes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ExternalRemote {
+    flood: bool,
+    /// Number of addresses behind it.
+    macs: u32,
+}
+
+#[derive(Debug, Default)]
+struct ExternalSegment {
+    remotes: BTreeMap<IpAddr, ExternalRemote>,
+    macs: HashMap<MacAddr, IpAddr>,
+    bindings: HashMap<IpAddr, (MacAddr, bool)>,
+}
+
+impl ExternalSegment {
+    /// Sets whether a VTEP is in the flood list. Returns whether the remotes change.
+    fn set_flood(&mut self, vtep: IpAddr, flood: bool) -> bool {
+        if !flood && !self.remotes.contains_key(&vtep) {
+            return false;
+        }
+        let remote = self.remotes.entry(vtep).or_default();
+        let changed = remote.flood != flood;
+        remote.flood = flood;
+        self.remove_unused(vtep);
+        changed
+    }
+
+    /// Sets the VTEP behind which an address is. Returns whether the remotes change.
+    fn set_mac(&mut self, mac: MacAddr, vtep: Option<IpAddr>) -> bool {
+        let old = match vtep {
+            Some(vtep) => self.macs.insert(mac, vtep),
+            None => self.macs.remove(&mac),
+        };
+        if old == vtep {
+            return false;
+        }
+        let before = self.remotes.len();
+        let mut changed = false;
+        if let Some(vtep) = vtep {
+            self.remotes.entry(vtep).or_default().macs += 1;
+            changed |= self.remotes.len() != before;
+        }
+        if let Some(old) = old {
+            if let Some(remote) = self.remotes.get_mut(&old) {
+                remote.macs = remote.macs.saturating_sub(1);
+            }
+            changed |= self.remove_unused(old);
+        }
+        changed
+    }
+
+    fn remove_unused(&mut self, vtep: IpAddr) -> bool {
+        let unused = self.remotes.get(&vtep).is_some_and(|remote| !remote.flood && remote.macs == 0);
+        unused && self.remotes.remove(&vtep).is_some()
+    }
+}
+
+/// State of all segments whose remotes come from another control plane.
+#[derive(Debug, Default)]
+pub(super) struct External {
+    segments: HashMap<u32, ExternalSegment>,
+    /// VNIs whose remotes changed and are not in force yet.
+    changed: HashSet<u32>,
+    /// Time from which on the remotes may change.
+    next_change: Option<Instant>,
+    /// Index of each remote.
+    indices: HashMap<(u32, IpAddr), u32>,
+    refused_macs: u64,
+    refused_changes: u64,
+}
+
+impl External {
+    /// Returns the remotes of a segment. `networks` are the gateway's addresses with their networks.
+    fn remotes(&self, networks: &[Prefix], segment: &SegmentConfig) -> Vec<RemoteConfig> {
+        let Some(external) = segment.vni.and_then(|vni| self.segments.get(&vni)) else { return Vec::new() };
+        let of = |(address, remote): (&IpAddr, &ExternalRemote)| {
+            let local = segment.locals.iter().copied().find(|local| local.is_ipv4() == address.is_ipv4())?;
+            let possible = is_host_address(*address)
+                && !networks.iter().any(|network| network.address == *address || network.is_reserved(*address));
+            possible.then_some(RemoteConfig { address: *address, local, flood: remote.flood })
+        };
+        external.remotes.iter().filter_map(of).collect()
+    }
+
+    /// Adds the remotes to a configuration.
+    pub(super) fn complete(&self, config: &mut GatewayConfig) {
+        let is_of_kernel = |segment: &SegmentConfig| segment.control == SegmentControl::Kernel;
+        let configured = config.segments.iter().filter(|segment| !is_of_kernel(segment));
+        let mut room = MAX_REMOTES.saturating_sub(configured.map(|segment| segment.remotes.len()).sum());
+        let GatewayConfig { underlay, segments, .. } = config;
+        for segment in segments.iter_mut().filter(|segment| is_of_kernel(segment)) {
+            segment.remotes = self.remotes(&underlay.addresses, segment);
+            segment.remotes.truncate(room);
+            room -= segment.remotes.len();
+        }
+    }
+}
+
+impl GatewayControl {
+    /// Takes changes from another control plane. Those of segments without `control = "kernel"` are ignored.
+    pub fn apply_external(&mut self, changes: ExternalChanges, ports: &[PortInfo], seconds: u32) {
+        for ((vni, vtep), flood) in changes.flood {
+            let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
+            if segment.set_flood(vtep, flood) {
+                self.external.changed.insert(vni);
+            }
+        }
+        let mut macs = Vec::with_capacity(changes.macs.len());
+        for ((vni, mac), vtep) in changes.macs {
+            let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
+            if segment.set_mac(mac, vtep) {
+                self.external.changed.insert(vni);
+            }
+            macs.push((vni, mac));
+        }
+        for ((vni, ip), host) in changes.bindings {
+            let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
+            match host {
+                Some(host) => _ = segment.bindings.insert(ip, host),
+                None => _ = segment.bindings.remove(&ip),
+            }
+            self.place_binding(vni, ip, host);
+        }
+        self.update_external_remotes(ports, seconds);
+        for (vni, mac) in macs {
+            self.place_external(vni, mac, seconds);
+        }
+    }
+
+    /// Puts changed remotes in force, unless the last change was too short ago. Call this in each tick.
+    pub fn update_external_remotes(&mut self, ports: &[PortInfo], seconds: u32) {
+        if self.external.changed.is_empty() || self.external.next_change.is_some_and(|next| Instant::now() < next) {
+            return;
+        }
+        let begin = Instant::now();
+        let change = match self.prepare(self.config.clone(), seconds) {
+            Ok(change) => change,
+            Err(why) => {
+                self.external.refused_changes += 1;
+                self.external.next_change = Some(begin + RETRY);
+                tracing::warn!("remotes of the kernel's tables cannot change yet: {why}");
+                return;
+            }
+        };
+        let changed = std::mem::take(&mut self.external.changed);
+        self.install_change(change, ports, seconds);
+        for vni in changed {
+            self.place_segment(vni, seconds);
+        }
+        self.external.next_change = Some(Instant::now() + begin.elapsed() * TIME_SHARE);
+    }
+
+    /// Adapts the state to the segments of a new configuration.
+    pub(super) fn install_external(&mut self) {
+        let Self { external, config, places, .. } = self;
+        let kernel = || {
+            let all = config.segments.iter().zip(&places.segments);
+            all.filter(|(segment, _)| segment.control == SegmentControl::Kernel)
+        };
+        let vnis: HashSet<u32> = kernel().filter_map(|(segment, _)| segment.vni).collect();
+        let before = external.segments.len();
+        external.segments.retain(|vni, _| vnis.contains(vni));
+        external.changed.retain(|vni| vnis.contains(vni));
+        let lost_some = external.segments.len() != before;
+        for vni in &vnis {
+            external.segments.entry(*vni).or_default();
+        }
+        external.indices = kernel()
+            .filter_map(|(segment, place)| Some((segment.vni?, segment, place)))
+            .flat_map(|(vni, segment, place)| {
+                let remotes = segment.remotes.iter().zip(&place.remotes);
+                remotes.map(move |(remote, index)| ((vni, remote.address), *index))
+            })
+            .collect();
+        let watched: HashSet<u16> = kernel().map(|(_, place)| place.index).collect();
+        if lost_some {
+            self.fdb.remove_all(|entry| entry.external && !watched.contains(&entry.key.segment()));
+        }
+        self.fdb.watch(watched);
+    }
+
+    /// Puts the addresses and bindings of all segments in force again, after a change by an operator.
+    pub(super) fn place_all_external(&mut self, seconds: u32) {
+        let vnis: Vec<u32> = self.external.segments.keys().copied().collect();
+        for vni in vnis {
+            self.place_segment(vni, seconds);
+            let bindings = self.external.segments.get(&vni).map(|segment| segment.bindings.clone());
+            for (ip, host) in bindings.into_iter().flatten() {
+                self.place_binding(vni, ip, Some(host));
+            }
+        }
+    }
+
+    fn place_segment(&mut self, vni: u32, seconds: u32) {
+        let macs = self.external.segments.get(&vni).map(|segment| segment.macs.keys().copied().collect::<Vec<_>>());
+        for mac in macs.into_iter().flatten() {
+            self.place_external(vni, mac, seconds);
+        }
+    }
+
+    /// Brings the forwarding entry of an address up to date.
+    fn place_external(&mut self, vni: u32, mac: MacAddr, seconds: u32) {
+        let Some(index) = self.index_of_vni(vni) else { return };
+        let key = Key::new(index, mac);
+        let vtep = self.external.segments.get(&vni).and_then(|segment| segment.macs.get(&mac));
+        let Some(remote) = vtep.and_then(|vtep| self.external.indices.get(&(vni, *vtep))) else {
+            // An address that moved to a local port has an entry that is not external.
+            if self.fdb.get(key).is_some_and(|entry| entry.external) {
+                self.fdb.remove(key);
+            }
+            return;
+        };
+        if !self.fdb.insert_external(key, Destination::Remote(*remote).pack(), seconds) {
+            self.external.refused_macs += 1;
+        }
+    }
+
+    fn place_binding(&mut self, vni: u32, ip: IpAddr, host: Option<(MacAddr, bool)>) {
+        let Some(index) = self.index_of_vni(vni) else { return };
+        let suppresses = self.segment_config(index).is_some_and(|segment| segment.suppression.enabled);
+        match host {
+            Some((mac, is_router)) if suppresses => {
+                self.bindings.set(index, ip, mac, is_router, BindingOrigin::External);
+            }
+            Some(_) => {}
+            None => self.bindings.remove(index, ip, BindingOrigin::External),
+        }
+    }
+
+    /// Returns the index of the segment with this VNI whose remotes come from the kernel.
+    fn index_of_vni(&self, vni: u32) -> Option<u16> {
+        let id = super::outer::TunnelId { kind: super::kinds::vxlan::KIND.number(), id: Some(vni), sid: None };
+        let index = self.layout.segment_of(id)?;
+        self.segment_config(index).is_some_and(|it| it.control == SegmentControl::Kernel).then_some(index)
+    }
+
+    /// Returns at most `limit` addresses of segments with `control = "kernel"` that appeared at a local port, or went
+    /// from there, since the last call. An address may be as it was.
+    pub fn take_local_changes(&mut self, limit: usize) -> Vec<LocalAddress> {
+        let changed = self.fdb.take_changed(limit);
+        let change = |key: Key| {
+            let vni = self.segment_config(key.segment())?.vni?;
+            let entry = self.fdb.get(key).filter(|entry| !entry.external);
+            let is_local = |destination| matches!(Destination::unpack(destination), Destination::Attachment(_));
+            Some(LocalAddress { vni, mac: key.mac(), present: entry.is_some_and(|entry| is_local(entry.destination)) })
+        };
+        changed.into_iter().filter_map(change).collect()
+    }
+
+    /// Returns the figures of the entries from another control plane.
+    pub fn external_stats(&self) -> ExternalStats {
+        let External { segments, refused_macs, refused_changes, .. } = &self.external;
+        ExternalStats {
+            remotes: segments.values().map(|segment| segment.remotes.len()).sum(),
+            macs: self.fdb.externals(),
+            bindings: segments.values().map(|segment| segment.bindings.len()).sum(),
+            refused_macs: *refused_macs,
+            refused_changes: *refused_changes,
+        }
+    }
+
+    /// Returns the numbers of VTEPs, addresses behind them and IP addresses of a segment.
+    pub fn external_counts(&self, vni: u32) -> (usize, usize, usize) {
+        let segment = self.external.segments.get(&vni);
+        segment.map_or((0, 0, 0), |it| (it.remotes.len(), it.macs.len(), it.bindings.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vtep(n: u8) -> IpAddr {
+        [10, 9, 0, n].into()
+    }
+
+    fn mac(n: u8) -> MacAddr {
+        MacAddr::new(2, 0, 0, 0, 0, n)
+    }
+
+    #[test]
+    fn a_vtep_is_a_remote_while_something_refers_to_it() {
+        let mut segment = ExternalSegment::default();
+        let all = |segment: &ExternalSegment| -> Vec<(IpAddr, bool, u32)> {
+            segment.remotes.iter().map(|(ip, it)| (*ip, it.flood, it.macs)).collect()
+        };
+        assert!(!segment.set_flood(vtep(2), false));
+        assert!(segment.set_flood(vtep(2), true) && !segment.set_flood(vtep(2), true));
+        assert!(!segment.set_mac(mac(1), Some(vtep(2))), "a remote already");
+        assert!(segment.set_mac(mac(2), Some(vtep(3))));
+        assert_eq!(all(&segment), [(vtep(2), true, 1), (vtep(3), false, 1)]);
+        assert!(segment.set_flood(vtep(2), false), "the list changes");
+        assert_eq!(all(&segment), [(vtep(2), false, 1), (vtep(3), false, 1)]);
+        assert!(segment.set_mac(mac(1), Some(vtep(3))), "the last address leaves 10.9.0.2");
+        assert_eq!(all(&segment), [(vtep(3), false, 2)]);
+        assert!(!segment.set_mac(mac(1), None) && !segment.set_mac(mac(1), None));
+        assert!(segment.set_mac(mac(2), None));
+        assert!(segment.remotes.is_empty() && segment.macs.is_empty());
+    }
+
+    #[test]
+    fn changes_are_taken_in_parts() {
+        let mut changes = ExternalChanges::default();
+        changes.macs.insert((1, mac(1)), Some(vtep(2)));
+        let mut later = ExternalChanges::default();
+        later.flood.insert((1, vtep(2)), true);
+        later.macs.extend((1..9).map(|n| ((1, mac(n)), None)));
+        later.bindings.insert((1, vtep(9)), None);
+        changes.merge(later);
+        assert_eq!(changes.len(), 10);
+        let mut all = changes.take(4);
+        assert_eq!((all.flood.len(), all.macs.len(), all.bindings.len()), (1, 3, 0));
+        for expected in [4, 2, 0] {
+            let part = changes.take(4);
+            assert_eq!(part.len(), expected);
+            all.merge(part);
+        }
+        assert!(changes.is_empty() && all.len() == 10);
+        assert_eq!(all.macs[&(1, mac(1))], None, "the later change");
+        all.macs.insert((2, mac(1)), None);
+        all.retain(|vni| vni == 2);
+        assert_eq!((all.len(), all.macs.len()), (1, 1));
+    }
+}

@@ -1,0 +1,25 @@
+//! Messages of the kernel about links, forwarding databases and neighbours. The first byte chooses the type.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wirepath_pmd::rtnetlink::{Fdb, Message};
+
+/// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWNEIGH` and `RTM_DELNEIGH`.
+const TYPES: [u16; 4] = [16, 17, 28, 29];
+
+fuzz_target!(|data: &[u8]| {
+    let Some((kind, body)) = data.split_first() else { return };
+    let kind = TYPES[usize::from(*kind) % TYPES.len()];
+    let read = Message::read(kind, body);
+    assert_eq!(read, Message::read(kind, body), "the same bytes have one meaning");
+    match read {
+        Ok(Some(Message::Link(link))) => {
+            assert!(link.index != 0 && link.name.chars().count() <= 256 && link.master != Some(0));
+        }
+        Ok(Some(Message::LinkRemoved(index))) => assert!(index != 0 && kind == 17),
+        Ok(Some(Message::Fdb(Fdb::Bridge(entry)))) => assert_eq!(entry.removed, kind == 29),
+        Ok(Some(Message::Fdb(Fdb::Tunnel(entry)))) => assert_eq!(entry.removed, kind == 29),
+        Ok(Some(Message::Neighbour(neighbour))) => assert!(kind == 28 || neighbour.mac.is_none()),
+        Ok(None) | Err(_) => {}
+    }
+});

@@ -1,0 +1,389 @@
+//! Messages about links, forwarding databases and neighbours. Formats: `linux/if_link.h`, `linux/neighbour.h`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::drivers::kernel::common::netlink::{Attributes, IFINFOMSG, read_string, read_u16, read_u32};
+use crate::port::MacAddr;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_NEWNEIGH: u16 = 28;
+pub(super) const RTM_DELNEIGH: u16 = 29;
+
+pub(super) const IFLA_IFNAME: u16 = 3;
+pub(super) const IFLA_MASTER: u16 = 10;
+pub(super) const IFLA_LINKINFO: u16 = 18;
+pub(super) const IFLA_IFALIAS: u16 = 20;
+pub(super) const IFLA_INFO_KIND: u16 = 1;
+pub(super) const IFLA_INFO_DATA: u16 = 2;
+pub(super) const IFLA_VXLAN_ID: u16 = 1;
+pub(super) const IFLA_VXLAN_LOCAL: u16 = 4;
+pub(super) const IFLA_VXLAN_LEARNING: u16 = 7;
+pub(super) const IFLA_VXLAN_PORT: u16 = 15;
+pub(super) const IFLA_VXLAN_LOCAL6: u16 = 17;
+const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
+const IFF_UP: u32 = 1;
+
+/// Length of `struct ndmsg`.
+pub(super) const NDMSG: usize = 12;
+const NDA_DST: u16 = 1;
+pub(super) const NDA_LLADDR: u16 = 2;
+const NDA_VLAN: u16 = 5;
+const NDA_VNI: u16 = 7;
+const NDA_MASTER: u16 = 9;
+const NDA_NH_ID: u16 = 13;
+const NTF_SELF: u8 = 0x02;
+pub(super) const NTF_EXT_LEARNED: u8 = 0x10;
+const NTF_ROUTER: u8 = 0x80;
+/// States in which a neighbour has a usable address: `NUD_REACHABLE`, `STALE`, `DELAY`, `PROBE`, `NOARP`, `PERMANENT`.
+const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+
+/// Longest name or alias that is kept, in bytes.
+const MAX_TEXT: usize = 256;
+
+/// A message whose header or attributes are too short or contradict its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// A message of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// A link exists.
+    Link(Link),
+    /// The link with this index was removed.
+    LinkRemoved(u32),
+    /// An entry of a forwarding database exists, or does not.
+    Fdb(Fdb),
+    /// An entry of an ARP or ND table exists, or does not.
+    Neighbour(Neighbour),
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Interface index.
+    pub index: u32,
+    /// Interface name.
+    pub name: String,
+    /// Alias that an operator or a program gave it (ip-link(8)).
+    pub alias: Option<String>,
+    /// Index of the bridge whose port it is.
+    pub master: Option<u32>,
+    /// Administratively up.
+    pub up: bool,
+    /// Kind, with the properties of that kind.
+    pub kind: LinkKind,
+}
+
+/// Kind of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A bridge.
+    Bridge,
+    /// A VXLAN device.
+    Vxlan(Vxlan),
+    /// Any other device.
+    Other,
+}
+
+/// Properties of a VXLAN device with one VNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vxlan {
+    /// VNI.
+    pub vni: u32,
+    /// Source address of its packets.
+    pub local: Option<IpAddr>,
+    /// UDP destination port.
+    pub port: u16,
+    /// True if the device itself learns addresses.
+    pub learning: bool,
+}
+
+/// An entry of a forwarding database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fdb {
+    /// An address is behind a port of a bridge.
+    Bridge(BridgeEntry),
+    /// An address is behind the VTEP of a VXLAN device.
+    Tunnel(TunnelEntry),
+}
+
+/// Entry of a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BridgeEntry {
+    /// True if the entry was removed.
+    pub removed: bool,
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// Index of the port.
+    pub port: u32,
+    /// Ethernet address.
+    pub mac: MacAddr,
+    /// VLAN of the entry, if it has one.
+    pub vlan: Option<u16>,
+    /// True if a program outside of the bridge put it there (`NTF_EXT_LEARNED`).
+    pub external: bool,
+}
+
+/// Entry of a VXLAN device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelEntry {
+    /// True if the entry was removed.
+    pub removed: bool,
+    /// Index of the device.
+    pub device: u32,
+    /// Ethernet address; zero for frames without an entry of their own (flood list).
+    pub mac: MacAddr,
+    /// VTEP; `None` if the entry refers to a nexthop.
+    pub vtep: Option<IpAddr>,
+    /// VNI of the packets, if it is not that of the device.
+    pub vni: Option<u32>,
+}
+
+/// An entry of an ARP or ND table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Index of the interface.
+    pub index: u32,
+    /// IP address.
+    pub address: IpAddr,
+    /// Ethernet address; `None` if the entry was removed or has no usable address.
+    pub mac: Option<MacAddr>,
+    /// True if a program outside of the kernel put it there (`NTF_EXT_LEARNED`).
+    pub external: bool,
+    /// Router flag (RFC 4861 section 4.4).
+    pub is_router: bool,
+}
+
+impl Message {
+    /// Reads a message of this type. Returns `None` for messages that concern nothing of the above.
+    ///
+    /// # Errors
+    /// If the message is malformed.
+    pub fn read(kind: u16, body: &[u8]) -> Result<Option<Self>, Malformed> {
+        match kind {
+            RTM_NEWLINK | RTM_DELLINK => read_link(kind, body),
+            RTM_NEWNEIGH | RTM_DELNEIGH => read_neighbour(kind == RTM_DELNEIGH, body),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn read_link(kind: u16, body: &[u8]) -> Result<Option<Message>, Malformed> {
+    let (Some(&family), Some(index), Some(flags)) = (body.first(), read_u32(body, 4), read_u32(body, 8)) else {
+        return Err(Malformed);
+    };
+    // Messages of family AF_BRIDGE concern the ports of bridges.
+    if i32::from(family) != libc::AF_UNSPEC {
+        return Ok(None);
+    }
+    if index == 0 || body.len() < IFINFOMSG {
+        return Err(Malformed);
+    }
+    if kind == RTM_DELLINK {
+        return Ok(Some(Message::LinkRemoved(index)));
+    }
+    let attributes = Attributes::after_header(body, IFINFOMSG);
+    let text = |kind| attributes.find(kind).filter(|value| value.len() <= MAX_TEXT).map(read_string);
+    let info = attributes.find(IFLA_LINKINFO).map(Attributes);
+    let info_kind = info.and_then(|info| info.find(IFLA_INFO_KIND)).map(read_string).unwrap_or_default();
+    let data = info.and_then(|info| info.find(IFLA_INFO_DATA)).map(Attributes);
+    let kind = match (info_kind.as_str(), data) {
+        ("bridge", _) => LinkKind::Bridge,
+        ("vxlan", Some(data)) => read_vxlan(data).map_or(LinkKind::Other, LinkKind::Vxlan),
+        _ => LinkKind::Other,
+    };
+    Ok(Some(Message::Link(Link {
+        index,
+        name: text(IFLA_IFNAME).ok_or(Malformed)?,
+        alias: text(IFLA_IFALIAS),
+        master: attributes.find(IFLA_MASTER).and_then(|value| read_u32(value, 0)).filter(|index| *index != 0),
+        up: flags & IFF_UP != 0,
+        kind,
+    })))
+}
+
+/// Reads the properties of a VXLAN device. Returns `None` for a device without a VNI of its own.
+fn read_vxlan(data: Attributes<'_>) -> Option<Vxlan> {
+    let byte = |kind| data.find(kind).and_then(|value| value.first().copied());
+    if byte(IFLA_VXLAN_COLLECT_METADATA) == Some(1) {
+        return None;
+    }
+    let local = [IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6].into_iter().find_map(|kind| read_address(data.find(kind)?));
+    Some(Vxlan {
+        vni: data.find(IFLA_VXLAN_ID).and_then(|value| read_u32(value, 0)).filter(|vni| *vni < 1 << 24)?,
+        local: local.filter(|local| !local.is_unspecified()),
+        port: data.find(IFLA_VXLAN_PORT).and_then(|value| read_u16(value, 0)).map_or(0, u16::from_be),
+        learning: byte(IFLA_VXLAN_LEARNING) == Some(1),
+    })
+}
+
+fn read_neighbour(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> {
+    let header: [u8; NDMSG] = *body.first_chunk().ok_or(Malformed)?;
+    let (family, flags) = (i32::from(header[0]), header[10]);
+    let index = read_u32(&header, 4).filter(|index| *index != 0).ok_or(Malformed)?;
+    let state = read_u16(&header, 8).ok_or(Malformed)?;
+    let attributes = Attributes::after_header(body, NDMSG);
+    let mac = attributes.find(NDA_LLADDR).and_then(|value| Some(MacAddr(value.try_into().ok()?)));
+    let destination = attributes.find(NDA_DST);
+    let number = |kind| attributes.find(kind).and_then(|value| read_u32(value, 0));
+    let external = flags & NTF_EXT_LEARNED != 0;
+    match family {
+        libc::AF_BRIDGE => {
+            let mac = mac.ok_or(Malformed)?;
+            if let Some(bridge) = number(NDA_MASTER) {
+                let vlan = attributes.find(NDA_VLAN).and_then(|value| read_u16(value, 0));
+                let entry = BridgeEntry { removed, bridge, port: index, mac, vlan, external };
+                return Ok(Some(Message::Fdb(Fdb::Bridge(entry))));
+            }
+            let vtep = match destination {
+                Some(value) => Some(read_address(value).ok_or(Malformed)?),
+                None => None,
+            };
+            let is_tunnel = vtep.is_some() || number(NDA_NH_ID).is_some();
+            // Other devices have lists of addresses that they accept, without a destination.
+            if flags & NTF_SELF == 0 || !is_tunnel {
+                return Ok(None);
+            }
+            let entry = TunnelEntry { removed, device: index, mac, vtep, vni: number(NDA_VNI) };
+            Ok(Some(Message::Fdb(Fdb::Tunnel(entry))))
+        }
+        libc::AF_INET | libc::AF_INET6 => {
+            let address = destination.and_then(read_address).ok_or(Malformed)?;
+            if address.is_ipv4() != (family == libc::AF_INET) {
+                return Err(Malformed);
+            }
+            // Entries of devices without Ethernet addresses have others, or none.
+            let mac = mac.filter(|_| !removed && state & NUD_VALID != 0);
+            let is_router = flags & NTF_ROUTER != 0;
+            Ok(Some(Message::Neighbour(Neighbour { index, address, mac, external, is_router })))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn read_address(value: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(value) {
+        return Some(Ipv4Addr::from(octets).into());
+    }
+    <[u8; 16]>::try_from(value).ok().map(|octets| Ipv6Addr::from(octets).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drivers::kernel::common::netlink::{ifinfomsg, put};
+
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
+
+    fn ndmsg(family: i32, index: u32, state: u16, flags: u8) -> Vec<u8> {
+        let mut body = vec![family as u8, 0, 0, 0];
+        body.extend_from_slice(&index.to_ne_bytes());
+        body.extend_from_slice(&state.to_ne_bytes());
+        body.extend_from_slice(&[flags, 0]);
+        body
+    }
+
+    fn vxlan_link() -> Vec<u8> {
+        let mut data = Vec::new();
+        put(&mut data, IFLA_VXLAN_ID, &42u32.to_ne_bytes());
+        put(&mut data, IFLA_VXLAN_LOCAL, &[10, 9, 0, 1]);
+        put(&mut data, IFLA_VXLAN_PORT, &4789u16.to_be_bytes());
+        put(&mut data, IFLA_VXLAN_LEARNING, &[0]);
+        let mut info = Vec::new();
+        put(&mut info, IFLA_INFO_KIND, b"vxlan\0");
+        put(&mut info, IFLA_INFO_DATA, &data);
+        let mut body = ifinfomsg(9, IFF_UP, 0);
+        put(&mut body, IFLA_IFNAME, b"vx42\0");
+        put(&mut body, IFLA_MASTER, &8u32.to_ne_bytes());
+        put(&mut body, IFLA_LINKINFO, &info);
+        body
+    }
+
+    fn fdb(mac: MacAddr, vtep: [u8; 4]) -> Vec<u8> {
+        let mut body = ndmsg(libc::AF_BRIDGE, 9, 0x80, NTF_SELF | NTF_EXT_LEARNED);
+        put(&mut body, NDA_LLADDR, &mac.0);
+        put(&mut body, NDA_DST, &vtep);
+        body
+    }
+
+    fn of_bridge() -> Vec<u8> {
+        let mut body = ndmsg(libc::AF_BRIDGE, 9, 0x02, NTF_EXT_LEARNED);
+        put(&mut body, NDA_LLADDR, &MAC.0);
+        put(&mut body, NDA_MASTER, &8u32.to_ne_bytes());
+        put(&mut body, NDA_VLAN, &7u16.to_ne_bytes());
+        body
+    }
+
+    fn neighbour(state: u16) -> Vec<u8> {
+        let mut body = ndmsg(libc::AF_INET6, 8, state, NTF_EXT_LEARNED | NTF_ROUTER);
+        put(&mut body, NDA_DST, &[0xfd; 16]);
+        put(&mut body, NDA_LLADDR, &MAC.0);
+        body
+    }
+
+    #[test]
+    fn messages_are_read() {
+        let vxlan = Vxlan { vni: 42, local: Some([10, 9, 0, 1].into()), port: 4789, learning: false };
+        let link = Link {
+            index: 9,
+            name: "vx42".to_owned(),
+            alias: None,
+            master: Some(8),
+            up: true,
+            kind: LinkKind::Vxlan(vxlan),
+        };
+        assert_eq!(Message::read(RTM_NEWLINK, &vxlan_link()), Ok(Some(Message::Link(link))));
+        assert_eq!(Message::read(RTM_DELLINK, &vxlan_link()), Ok(Some(Message::LinkRemoved(9))));
+        let tunnel = TunnelEntry { removed: false, device: 9, mac: MAC, vtep: Some([10, 9, 0, 2].into()), vni: None };
+        let read = Message::read(RTM_NEWNEIGH, &fdb(MAC, [10, 9, 0, 2]));
+        assert_eq!(read, Ok(Some(Message::Fdb(Fdb::Tunnel(tunnel)))));
+        let entry = BridgeEntry { removed: true, bridge: 8, port: 9, mac: MAC, vlan: Some(7), external: true };
+        assert_eq!(Message::read(RTM_DELNEIGH, &of_bridge()), Ok(Some(Message::Fdb(Fdb::Bridge(entry)))));
+        let address = IpAddr::from([0xfd; 16]);
+        let known = Neighbour { index: 8, address, mac: Some(MAC), external: true, is_router: true };
+        assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(known))));
+        let unknown = Neighbour { mac: None, ..known };
+        assert_eq!(Message::read(RTM_DELNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(unknown))));
+        assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x20)), Ok(Some(Message::Neighbour(unknown))), "failed");
+    }
+
+    #[test]
+    fn other_messages_are_ignored() {
+        let mut of_port = vxlan_link();
+        of_port[0] = libc::AF_BRIDGE as u8;
+        assert_eq!(Message::read(RTM_DELLINK, &of_port), Ok(None), "a port left its bridge");
+        assert_eq!(Message::read(24, &[0; 12]), Ok(None));
+        let mut own = ndmsg(libc::AF_BRIDGE, 3, 0x80, NTF_SELF);
+        put(&mut own, NDA_LLADDR, &[0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(Message::read(RTM_NEWNEIGH, &own), Ok(None), "a multicast address that a device accepts");
+        assert_eq!(Message::read(RTM_NEWNEIGH, &ndmsg(127, 3, 0, 0)), Ok(None));
+    }
+
+    #[test]
+    fn malformed_messages_are_refused() {
+        for (kind, body) in [
+            (RTM_NEWLINK, vxlan_link()),
+            (RTM_NEWNEIGH, fdb(MAC, [10, 9, 0, 2])),
+            (RTM_NEWNEIGH, of_bridge()),
+            (RTM_NEWNEIGH, neighbour(0x02)),
+        ] {
+            assert_eq!(Message::read(kind, &body[..NDMSG - 1]), Err(Malformed));
+            for cut in 0..body.len() {
+                _ = Message::read(kind, &body[..cut]);
+                let mut wrong = body.clone();
+                wrong[cut] = !wrong[cut];
+                _ = Message::read(kind, &wrong);
+            }
+        }
+        let mut short = ndmsg(libc::AF_BRIDGE, 9, 0x80, NTF_SELF);
+        put(&mut short, NDA_LLADDR, &[2, 0, 0, 0, 0]);
+        put(&mut short, NDA_DST, &[10, 9, 0, 2]);
+        assert_eq!(Message::read(RTM_NEWNEIGH, &short), Err(Malformed));
+        assert_eq!(Message::read(RTM_NEWNEIGH, &fdb(MAC, [10, 9, 0, 2])[..NDMSG + 12 + 7]), Ok(None), "no VTEP");
+        let mut of_other_version = ndmsg(libc::AF_INET, 8, 0x02, 0);
+        put(&mut of_other_version, NDA_DST, &[0xfd; 16]);
+        assert_eq!(Message::read(RTM_NEWNEIGH, &of_other_version), Err(Malformed));
+        assert_eq!(Message::read(RTM_NEWNEIGH, &ndmsg(libc::AF_INET, 0, 0x02, 0)), Err(Malformed), "no index");
+    }
+}

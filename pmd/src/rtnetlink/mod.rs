@@ -1,0 +1,72 @@
+//! The kernel's links, forwarding databases and neighbours over rtnetlink (rtnetlink(7)): changes as they happen, whole
+//! tables, and requests that change them.
+//!
+//! [`Subscription`] and [`Requests`] use a socket each, so that replies and notifications do not mix. Both belong to
+//! the network namespace of the thread that made them.
+
+mod messages;
+mod requests;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+pub use messages::{BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, TunnelEntry, Vxlan};
+pub use requests::{Requests, Table};
+
+use crate::drivers::kernel::common::netlink::Netlink;
+
+/// Multicast groups of links and of neighbours, which include forwarding databases (`RTMGRP_LINK`, `RTMGRP_NEIGH`).
+const GROUPS: u32 = 1 | 4;
+
+/// Outcome of [`Subscription::receive`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// All waiting messages were received.
+    All,
+    /// More messages wait.
+    More,
+    /// The kernel dropped messages (`ENOBUFS`). Others may wait. The caller receives these, and then reads the tables.
+    Lost,
+}
+
+/// Receives the kernel's notifications about links, forwarding databases and neighbours.
+#[derive(Debug)]
+pub struct Subscription {
+    netlink: Netlink,
+}
+
+impl Subscription {
+    /// Subscribes, with a receive buffer of this many bytes.
+    ///
+    /// # Errors
+    /// If the kernel refuses the socket.
+    pub fn new(buffer: usize) -> io::Result<Self> {
+        let mut netlink = Netlink::route_groups(GROUPS)?;
+        netlink.set_receive_buffer(buffer)?;
+        Ok(Self { netlink })
+    }
+
+    /// Passes the waiting messages to `each`, those of at most `limit` datagrams. Does not block.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub fn receive(&mut self, limit: usize, mut each: impl FnMut(Result<Message, Malformed>)) -> io::Result<Received> {
+        let received = self.netlink.notifications_up_to(limit, |kind, body| {
+            if let Some(message) = Message::read(kind, body).transpose() {
+                each(message);
+            }
+        });
+        match received {
+            Ok(true) => Ok(Received::More),
+            Ok(false) => Ok(Received::All),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Subscription {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.netlink.descriptor()
+    }
+}

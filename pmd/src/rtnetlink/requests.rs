@@ -1,0 +1,246 @@
+//! Requests: whole tables, devices, and entries of bridges.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::messages::{
+    IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
+    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_LLADDR, NDMSG, NTF_EXT_LEARNED,
+    RTM_DELNEIGH, RTM_NEWNEIGH,
+};
+use super::{Malformed, Message, Vxlan};
+use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
+use crate::port::MacAddr;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
+const RTM_GETNEIGH: u16 = 30;
+/// `NLM_F_CREATE` and `NLM_F_EXCL`.
+const CREATE: u16 = 0x600;
+/// `NLM_F_CREATE` and `NLM_F_REPLACE`.
+const CREATE_OR_REPLACE: u16 = 0x500;
+
+const IFLA_PROTINFO: u16 = 12;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_BR_MCAST_SNOOPING: u16 = 23;
+const IFLA_BRPORT_LEARNING: u16 = 8;
+const IFLA_BRPORT_NEIGH_SUPPRESS: u16 = 32;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+/// `IN6_ADDR_GEN_MODE_NONE`: the interface gets no link-local address.
+const NO_ADDRESS: u8 = 1;
+const VETH_INFO_PEER: u16 = 1;
+/// `NLA_F_NESTED`.
+const NESTED: u16 = 1 << 15;
+const IFF_UP: u32 = 1;
+const NTF_MASTER: u8 = 0x04;
+const NUD_REACHABLE: u16 = 0x02;
+
+/// A table of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// All links.
+    Links,
+    /// The forwarding databases of all devices.
+    Fdb,
+    /// The ARP and ND tables.
+    Neighbours,
+}
+
+/// A socket for requests.
+#[derive(Debug)]
+pub struct Requests {
+    netlink: Netlink,
+}
+
+impl Requests {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { netlink: Netlink::route()? })
+    }
+
+    /// Passes all entries of a table to `each`. Returns false if the table changed meanwhile, so that entries may be
+    /// missing (`NLM_F_DUMP_INTR`).
+    ///
+    /// # Errors
+    /// If the kernel refuses the request.
+    pub fn dump(&mut self, table: Table, mut each: impl FnMut(Result<Message, Malformed>)) -> io::Result<bool> {
+        let (kind, body) = match table {
+            Table::Links => (RTM_GETLINK, ifinfomsg(0, 0, 0)),
+            Table::Fdb => {
+                let mut body = ifinfomsg(0, 0, 0);
+                body[0] = libc::AF_BRIDGE as u8;
+                (RTM_GETNEIGH, body)
+            }
+            Table::Neighbours => (RTM_GETNEIGH, vec![0; NDMSG]),
+        };
+        self.netlink.dump(kind, &body, |kind, body| {
+            if let Some(message) = Message::read(kind, body).transpose() {
+                each(message);
+            }
+        })
+    }
+
+    /// Creates a bridge without multicast snooping.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn add_bridge(&mut self, name: &str) -> io::Result<()> {
+        let mut data = Vec::new();
+        put(&mut data, IFLA_BR_MCAST_SNOOPING, &[0]);
+        self.add_link(name, "bridge", &data)
+    }
+
+    /// Creates a VXLAN device.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn add_vxlan(&mut self, name: &str, vxlan: &Vxlan) -> io::Result<()> {
+        let mut data = Vec::new();
+        put(&mut data, IFLA_VXLAN_ID, &vxlan.vni.to_ne_bytes());
+        match vxlan.local {
+            Some(IpAddr::V4(local)) => put(&mut data, IFLA_VXLAN_LOCAL, &local.octets()),
+            Some(IpAddr::V6(local)) => put(&mut data, IFLA_VXLAN_LOCAL6, &local.octets()),
+            None => {}
+        }
+        put(&mut data, IFLA_VXLAN_PORT, &vxlan.port.to_be_bytes());
+        put(&mut data, IFLA_VXLAN_LEARNING, &[vxlan.learning.into()]);
+        self.add_link(name, "vxlan", &data)
+    }
+
+    /// Creates a virtual cable with these ends.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn add_veth(&mut self, name: &str, peer: &str) -> io::Result<()> {
+        let mut end = ifinfomsg(0, 0, 0);
+        put_name(&mut end, peer);
+        let mut data = Vec::new();
+        put(&mut data, VETH_INFO_PEER, &end);
+        self.add_link(name, "veth", &data)
+    }
+
+    fn add_link(&mut self, name: &str, kind: &str, data: &[u8]) -> io::Result<()> {
+        let mut info = Vec::new();
+        put(&mut info, IFLA_INFO_KIND, kind.as_bytes());
+        put(&mut info, IFLA_INFO_DATA | NESTED, data);
+        let mut body = ifinfomsg(0, 0, 0);
+        put_name(&mut body, name);
+        put(&mut body, IFLA_LINKINFO | NESTED, &info);
+        self.netlink.request(RTM_NEWLINK, CREATE, &body, |_, _| {})
+    }
+
+    /// Sets the alias of the link with this name.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_alias(&mut self, name: &str, alias: &str) -> io::Result<()> {
+        let mut body = ifinfomsg(0, 0, 0);
+        put_name(&mut body, name);
+        put(&mut body, IFLA_IFALIAS, alias.as_bytes());
+        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Makes a link a port of a bridge.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_master(&mut self, index: u32, bridge: u32) -> io::Result<()> {
+        let mut body = ifinfomsg(index, 0, 0);
+        put(&mut body, IFLA_MASTER, &bridge.to_ne_bytes());
+        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Sets a link up.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_up(&mut self, index: u32) -> io::Result<()> {
+        self.netlink.request(RTM_SETLINK, 0, &ifinfomsg(index, IFF_UP, IFF_UP), |_, _| {})
+    }
+
+    /// Leaves the link with this name without an IPv6 link-local address, so that the kernel sends nothing there by
+    /// itself. Does nothing in a kernel without IPv6.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_no_link_local(&mut self, name: &str) -> io::Result<()> {
+        let mut mode = Vec::new();
+        put(&mut mode, IFLA_INET6_ADDR_GEN_MODE, &[NO_ADDRESS]);
+        let mut families = Vec::new();
+        put(&mut families, libc::AF_INET6 as u16 | NESTED, &mode);
+        let mut body = ifinfomsg(0, 0, 0);
+        put_name(&mut body, name);
+        put(&mut body, IFLA_AF_SPEC | NESTED, &families);
+        match self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {}) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) => Ok(()),
+            set => set,
+        }
+    }
+
+    /// Sets whether a port of a bridge learns addresses, and whether the bridge answers ARP and ND requests there.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_bridge_port(&mut self, index: u32, learning: bool, neigh_suppress: bool) -> io::Result<()> {
+        let mut port = Vec::new();
+        put(&mut port, IFLA_BRPORT_LEARNING, &[learning.into()]);
+        put(&mut port, IFLA_BRPORT_NEIGH_SUPPRESS, &[neigh_suppress.into()]);
+        let mut body = ifinfomsg(index, 0, 0);
+        body[0] = libc::AF_BRIDGE as u8;
+        put(&mut body, IFLA_PROTINFO | NESTED, &port);
+        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Removes a link, unless it does not exist.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn remove_link(&mut self, index: u32) -> io::Result<()> {
+        match self.netlink.request(RTM_DELLINK, 0, &ifinfomsg(index, 0, 0), |_, _| {}) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Puts an address behind a port of a bridge, as `bridge fdb replace MAC dev PORT master extern_learn dynamic`.
+    /// The bridge does not age the entry.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn put_address(&mut self, port: u32, mac: MacAddr) -> io::Result<()> {
+        let body = bridge_entry(port, mac, NUD_REACHABLE, NTF_MASTER | NTF_EXT_LEARNED);
+        self.netlink.request(RTM_NEWNEIGH, CREATE_OR_REPLACE, &body, |_, _| {})
+    }
+
+    /// Removes an address behind a port of a bridge, unless it is not there.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn remove_address(&mut self, port: u32, mac: MacAddr) -> io::Result<()> {
+        match self.netlink.request(RTM_DELNEIGH, 0, &bridge_entry(port, mac, 0, NTF_MASTER), |_, _| {}) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            removed => removed,
+        }
+    }
+}
+
+/// Returns a `struct ndmsg` for an entry of a bridge, with its address.
+fn bridge_entry(port: u32, mac: MacAddr, state: u16, flags: u8) -> Vec<u8> {
+    let mut body = vec![libc::AF_BRIDGE as u8, 0, 0, 0];
+    body.extend_from_slice(&port.to_ne_bytes());
+    body.extend_from_slice(&state.to_ne_bytes());
+    body.extend_from_slice(&[flags, 0]);
+    put(&mut body, NDA_LLADDR, &mac.0);
+    body
+}
+
+fn put_name(body: &mut Vec<u8>, name: &str) {
+    let mut text = name.as_bytes().to_vec();
+    text.push(0);
+    put(body, IFLA_IFNAME, &text);
+}
