@@ -1,6 +1,6 @@
 //! `wirepath-bench` as a program: its results, the machine and the disturbances in them, and what it refuses.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use wirepath_testlab::{Requirement, require};
@@ -79,7 +79,8 @@ fn every_result_has_rounds_and_the_machine() {
 fn a_disturbed_run_says_so() {
     // Two programs share one core.
     let core = ["--core", "0", "--seconds", "0.5", "--rounds", "2"];
-    let mut other = Command::new(BENCH).args(["-q", "forward"]).args(core).arg("--json").spawn().unwrap();
+    let mut other = Command::new(BENCH);
+    let mut other = other.args(["-q", "forward"]).args(core).stdout(Stdio::null()).spawn().unwrap();
     let output = output(&[&["forward"], &core[..]].concat());
     other.wait().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
