@@ -34,7 +34,7 @@ def of(few, many):
 
 
 def document(path):
-    return model.updated({"path": path}, None, COMPILER)
+    return model.updated({"path": copy.deepcopy(path)}, None, COMPILER)
 
 
 def verdict(path, stored, compiler=COMPILER):
@@ -55,13 +55,14 @@ def annotated():
         print("skipped: the comparison with callgrind_annotate, which is not installed")
         return
     profile = callgrind.parse(recorded("many"))
-    for flag, ours in (("no", lambda name: profile.own[name]), ("yes", profile.inclusive)):
+    # It has a row for each file of which code is inlined. Rows of own costs add up; the first one with callees has all.
+    for flag, ours, joined in (("no", lambda name: profile.own[name], sum), ("yes", profile.inclusive, max)):
         command = [program, f"--inclusive={flag}", "--threshold=100", os.path.join(FOLDER, "many.callgrind")]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found = {}
         for cost, name in re.findall(r"^ *([\d,]+) \([ \d.]+%\) +\S*?:(.*?)(?: \[[^\]]*\])?$", text, re.M):
-            name = callgrind.readable(name)
-            found[name] = found.get(name, 0) + int(cost.replace(",", ""))
+            found.setdefault(callgrind.readable(name), []).append(int(cost.replace(",", "")))
+        found = {name: joined(costs) for name, costs in found.items()}
         most = sorted(found, key=lambda name: -found[name])[:12]
         assert len(most) == 12, text[:2000]
         for name in most:
@@ -130,7 +131,8 @@ def slowed(path):
 
 def malformed():
     good = recorded("few")
-    for text in ("", "hello\n", good.replace("events: Ir", "events: Ir Dr"), "events: Ir\n0 5\n", "events: Ir\nfn=(3)\n"):
+    others = ("", "hello\n", "events: Ir\n0 5\n", "events: Ir\nfn=(3)\n")
+    for text in (*others, good.replace("events: Ir", "events: Ir Dr")):
         try:
             callgrind.parse(text)
         except callgrind.Malformed:
@@ -150,8 +152,15 @@ def malformed():
     raise AssertionError("no additional packets")
 
 
-def run():
+def stored(paths, budgets):
+    """Every path has a budget, and every budget a path, in the form that --update writes."""
+    assert set(budgets["paths"]) == set(paths), set(budgets["paths"]) ^ set(paths)
+    assert model.compare(budgets["paths"], budgets, budgets["compiler"]) == ([], [])
+
+
+def run(paths, budgets):
     started = time.monotonic()
+    stored(paths, budgets)
     path = of(recorded("few"), recorded("many"))
     totals()
     annotated()

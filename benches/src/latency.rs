@@ -39,13 +39,13 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Of {
-    /// Of forwarding between ports without a device: the stages alone
+    /// Delay of stages that forward between ports without a device
     Forward(forward::Arguments),
-    /// Of encapsulation or decapsulation: the stages alone
+    /// Delay of stages that encapsulate or decapsulate
     Tunnel(tunnel::Arguments),
-    /// Of routing: the stages alone
+    /// Delay of stages that route
     Router(router::Arguments),
-    /// Of two ports and the worker between them, from the generator and back to it
+    /// Delay of two ports and the worker between them, from the generator and back to it
     Ports(PortArguments),
 }
 
