@@ -38,6 +38,16 @@ class Profile:
     def names(self):
         return set(self.own) | set(self.calls)
 
+    def reached(self, names):
+        """Returns functions with all that they call, directly or not."""
+        found, left = set(), list(names)
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += self.calls.get(name, ())
+        return found
+
 
 class Malformed(Exception):
     """Text that is not callgrind's."""
@@ -89,13 +99,3 @@ def parse(text):
     if not is_events:
         raise Malformed("no events: this is no output of callgrind")
     return profile
-
-
-def merged(profiles):
-    """Returns the sum of the profiles of several threads."""
-    result = Profile()
-    for profile in profiles:
-        result.own.update(profile.own)
-        for name, calls in profile.calls.items():
-            result.calls[name].update(calls)
-    return result

@@ -26,8 +26,11 @@ def figures(few, many, is_counted=None):
     if packets <= 0:
         raise ValueError(f"{more} packets are not more than {fewer}")
     each = lambda take: (take(after) - take(before)) / packets
+    counted = after.names() if is_counted is None else set(filter(is_counted, after.names()))
+    if not counted:
+        raise ValueError("the profile has none of the functions of the path")
     functions = {}
-    for name in sorted(after.names()):
+    for name in sorted(after.reached(counted)):
         inclusive, own = each(lambda profile: profile.inclusive(name)), each(lambda profile: profile.own[name])
         # Functions that do nothing for a packet themselves start the thread.
         if inclusive >= LEAST and own >= LEAST_OWN:
@@ -35,9 +38,6 @@ def figures(few, many, is_counted=None):
     if is_counted is None:
         total = each(lambda profile: profile.total())
     else:
-        counted = [name for name in after.names() if is_counted(name)]
-        if not counted:
-            raise ValueError("the profile has none of the functions of the path")
         total = each(lambda profile: sum(profile.inclusive(name) for name in counted))
     return {"instructions": round(total, 2), "functions": functions}
 

@@ -140,8 +140,9 @@ def malformed():
         raise AssertionError(text[:80])
     profile = callgrind.parse("events: Ir\nfn=(1) a::h0123456789abcdef\n0 3\ncfn=(2) b'2\ncalls=1 0\n* 40\n+3 4\n")
     assert (profile.own["a"], profile.inclusive("a"), profile.inclusive("b")) == (7, 47, 0)
-    twice = callgrind.merged([profile, copy.deepcopy(profile)])
-    assert (twice.total(), twice.inclusive("a")) == (14, 94)
+    assert profile.reached(["a"]) == {"a", "b"} and profile.reached(["b"]) == {"b"}
+    only = model.figures((callgrind.Profile(), 0), (profile, 10), "b".__eq__)
+    assert only == {"instructions": 0.0, "functions": {}}, only
     # A function that calls itself counts once.
     profile = callgrind.parse("events: Ir\nfn=(1) a\n0 3\ncfn=(1)\ncalls=1 0\n0 2\n")
     assert profile.inclusive("a") == 3
