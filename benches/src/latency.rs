@@ -423,7 +423,7 @@ fn generate(
         let flows = FlowSet {
             stacks: vec![stack],
             flows: None,
-            sizes: Sizes::Round(vec![arguments.size.into()]),
+            sizes: Sizes::Round(vec![arguments.size]),
             pick: Pick::Turn,
             seed: 0,
         };
