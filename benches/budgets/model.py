@@ -96,8 +96,8 @@ def judge(name, path, budget, tolerance):
     return failures, notes
 
 
-def compare(measured, document, compiler):
-    """Returns the failures and the notes of all measured paths."""
+def compare(measured, document, compiler, tolerances=None):
+    """Returns the failures and the notes of all measured paths; `tolerances` has those that differ, by path."""
     failures, notes, tolerance = [], [], TOLERANCE
     if document.get("format") != FORMAT:
         return [f"the budgets have the format {document.get('format')}, not {FORMAT}: write them anew"], []
@@ -110,7 +110,9 @@ def compare(measured, document, compiler):
         if name not in document["paths"]:
             failures.append(f"{name}: there is no budget")
             continue
-        more_failures, more_notes = judge(name, path, document["paths"][name], tolerance)
+        more_failures, more_notes = judge(
+            name, path, document["paths"][name], max(tolerance, (tolerances or {}).get(name, 0))
+        )
         failures += more_failures
         notes += more_notes
     return failures, notes

@@ -125,6 +125,7 @@ def slowed(path):
     [failure], _ = verdict(slower, document(path))
     [first, *_] = re.findall(r"\n    (.*): [\d.]+ itself instead of [\d.]+", failure)
     assert first == name, failure
+    assert model.compare({"path": slower}, document(path), COMPILER, {"path": 0.9}) == ([], [])
     failures, notes = verdict(slower, document(path), "rustc 2.0")
     assert "10% are allowed" in notes[0] and len(failures) == (own / 2 > 0.1 * path["instructions"] + model.SLACK)
 
