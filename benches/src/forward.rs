@@ -8,6 +8,9 @@ use wirepath_wire::ethernet;
 
 use crate::measure::{self, Common, Figures, PacketLimit};
 
+/// Queues of a port without a device.
+const MAX_QUEUES: u32 = 256;
+
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Ports to forward between
@@ -22,8 +25,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=2048))]
     size: u16,
 
+    /// Number of workers; each has a queue of each port in each direction, and a core of its own from --core on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: u16,
+
+    /// Queues of each port for each worker
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    queues: u16,
+
     #[command(flatten)]
-    common: Common,
+    pub(crate) common: Common,
 
     #[command(flatten)]
     limit: PacketLimit,
@@ -48,22 +59,29 @@ enum Mode {
 pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let Driver::Null = arguments.driver;
     let (size, ring) = (arguments.size, arguments.common.ring());
+    let queues = u32::from(arguments.workers) * u32::from(arguments.queues);
+    if queues > MAX_QUEUES {
+        return Err(Failure::usage(format!(
+            "--workers and --queues: {queues} queues; at most {MAX_QUEUES} are possible"
+        )));
+    }
     let port = |name| {
         format!(
-            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = {size}, ring \
-            = {ring} }}\n"
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nqueues = {queues}\nnull = {{ source = \
+             \"untouched\", size = {size}, ring = {ring} }}\n"
         )
     };
     let ports = measure::ports(&(port("a") + &port("b")))?;
+    let (common, limit) = (arguments.common.with_workers(arguments.workers), &arguments.limit);
     match arguments.mode {
-        Mode::Io => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(|_| ())))),
-        Mode::Mac => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(rewrite)))),
-        Mode::Macswap => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(swap)))),
+        Mode::Io => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(|_| ())))),
+        Mode::Mac => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(rewrite)))),
+        Mode::Macswap => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(swap)))),
     }
 }
 
 /// Sends the packets of one port to the other, after `change` has processed each frame.
-fn cross(change: impl Fn(&mut [u8]) + Send) -> impl Stage {
+pub(crate) fn cross(change: impl Fn(&mut [u8]) + Send) -> impl Stage {
     move |context: &mut Context<'_>, batch: &mut Batch| {
         let Some(port) = context.in_port() else { return };
         for packet in batch.iter_mut() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wirepath::cli::{self, Failure};
+use wirepath::cli::Failure;
 use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;
@@ -16,9 +16,12 @@ use wirepath_pipeline::rules::{RuleControl, RuleId, RuleLimits};
 use wirepath_pipeline::{Context, ControlPlane, Runtime, RuntimeConfig};
 use wirepath_wire::Parser;
 
-use crate::measure::{self, WARM_UP, count};
+use crate::measure::{self, Results, count};
 use crate::nic;
 use crate::rules::{Flow, any, overlapping};
+
+/// Time before the changes, in which the traffic settles.
+const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Maximum number of printed reasons why rules run in the workers.
 const MOST_REASONS: usize = 5;
@@ -72,12 +75,9 @@ pub(crate) struct Figures {
     lost: u64,
 }
 
-impl Figures {
-    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
-        if json {
-            return cli::print_json(self);
-        }
-        cli::print(format_args!(
+impl Results for Figures {
+    fn text(&self) -> String {
+        let mut text = format!(
             "{} rules, {} in the NIC: placed in {:.2} s ({:.1} us each), inserted in {:.2} s ({:.1} us each), {:.0} \
              bytes each, explained in {:.2} s, removed in {:.2} s\n{:.0} changes/s beside {} packets, {} lost\n",
             self.rules,
@@ -92,11 +92,11 @@ impl Figures {
             self.changes_per_second,
             self.packets,
             self.lost
-        ))?;
+        );
         for (why, count) in &self.in_software {
-            cli::print(format_args!("{count} in the workers: {why}\n"))?;
+            text += &format!("{count} in the workers: {why}\n");
         }
-        Ok(())
+        text
     }
 }
 

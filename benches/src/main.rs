@@ -5,11 +5,14 @@
 
 mod forward;
 mod hardware;
+mod latency;
+mod machine;
 mod measure;
 mod nic;
 mod route;
 mod router;
 mod rules;
+mod scale;
 mod table;
 mod tunnel;
 
@@ -18,13 +21,17 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use wirepath::cli;
 
+use crate::machine::Observer;
+use crate::measure::report;
+
 #[derive(Parser)]
 #[command(
     name = "wirepath-bench",
     version,
     about = "Measures what moving and encapsulating packets costs",
     after_help = "Cycles are those of the time-stamp counter.\n\
-                  Each figure includes packet source, sink and statistics.\n\
+                  Each figure includes packet source, sink and statistics. It is the median of several rounds.\n\
+                  The result names the machine and what disturbed the run.\n\
                   Compare a figure only with that of a peer, measured alternately on the same quiet machine."
 )]
 struct Arguments {
@@ -52,6 +59,10 @@ enum Command {
     Router(router::Arguments),
     /// Look up addresses in the routing tables, and insert routes
     Route(route::Arguments),
+    /// Measure delays: of stages alone, or of ports with a worker between them
+    Latency(latency::Arguments),
+    /// Measure how the cost grows with cores, queues, flows, tunnels, routes or rules
+    Scale(scale::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -59,15 +70,20 @@ fn main() -> ExitCode {
         let arguments = Arguments::parse();
         arguments.common.start_logging();
         let json = arguments.common.json;
+        let observer = Observer::start();
         match arguments.command {
-            Command::Forward(arguments) => forward::run(&arguments)?.print(json),
-            Command::Tunnel(arguments) => tunnel::run(&arguments)?.print(json),
-            Command::Nic(arguments) => nic::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
-            Command::Rules(arguments) => rules::run(&arguments)?.print(json),
-            Command::Hardware(arguments) => hardware::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
-            Command::Table(arguments) => table::run(&arguments)?.print(json),
-            Command::Router(arguments) => router::run(&arguments)?.print(json),
-            Command::Route(arguments) => route::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
+            Command::Forward(arguments) => report(&forward::run(&arguments)?, &observer, json),
+            Command::Tunnel(arguments) => report(&tunnel::run(&arguments)?, &observer, json),
+            Command::Nic(arguments) => nic::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
+            Command::Rules(arguments) => report(&rules::run(&arguments)?, &observer, json),
+            Command::Hardware(arguments) => {
+                hardware::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json))
+            }
+            Command::Table(arguments) => report(&table::run(&arguments)?, &observer, json),
+            Command::Router(arguments) => report(&router::run(&arguments)?, &observer, json),
+            Command::Route(arguments) => route::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
+            Command::Latency(arguments) => latency::run(arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
+            Command::Scale(arguments) => report(&scale::run(&arguments)?, &observer, json),
         }
     })
 }

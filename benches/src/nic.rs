@@ -10,10 +10,9 @@ use clap::ValueEnum;
 use wirepath::cli::Failure;
 use wirepath_nic_emulator::launch::Launch;
 use wirepath_packet::{BATCH, Batch, MetaTemplate, Pool};
-use wirepath_pipeline::clock;
 use wirepath_pmd::port::{OpenPort, PortConfig, PortEvent, StartedPort};
 
-use crate::measure::{self, Figures, PacketLimit, WARM_UP};
+use crate::measure::{self, Figures, PacketLimit, Round, Timing};
 
 /// Buffers of the pool. They fill the rings in both directions and the per-thread caches.
 const BUFFERS: u32 = 16 << 10;
@@ -61,13 +60,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     limit: PacketLimit,
 
-    /// Core to run on
-    #[arg(long, value_name = "N")]
-    core: Option<usize>,
-
-    /// Length of the measurement, after a warm-up of 0.3 seconds
-    #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = measure::positive)]
-    seconds: f64,
+    #[command(flatten)]
+    timing: Timing,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -156,7 +150,7 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     let config = PortConfig { depth: arguments.depth, ..PortConfig::new(PortId::new(0), pool.clone()) };
     let open = OpenPort::open("nic", port.plan).map_err(Failure::failed)?;
     let mut port = open.configure(config).and_then(|port| port.start()).map_err(Failure::failed)?;
-    measure::pin(arguments.core)?;
+    measure::pin(arguments.timing.core)?;
     prepare(&pool, arguments.size.into());
     let figures = measured(arguments, &mut port, &pool)?;
     let StartedPort { port, rx, tx } = port;
@@ -273,20 +267,23 @@ fn measured(arguments: &Arguments, port: &mut StartedPort, pool: &Pool) -> Resul
     if work.mode == Mode::Loopback {
         (0..IN_FLIGHT).for_each(|_| work.send(port));
     }
-    let start = Instant::now();
-    while arguments.limit.packets.is_none() && start.elapsed() < WARM_UP {
-        work.run_polls(port)?;
-    }
-    let (at, ticks_at, cpu_at, before) = (Instant::now(), clock::ticks(), measure::thread_time(), work.moved(port));
-    let length = Duration::from_secs_f64(arguments.seconds);
-    while match arguments.limit.packets {
-        Some(packets) => work.moved(port) < packets,
-        None => at.elapsed() < length,
-    } {
-        work.run_polls(port)?;
-    }
-    let (packets, ticks, elapsed) = (work.moved(port) - before, clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
-    let cpu_share = (measure::thread_time() - cpu_at) / elapsed;
+    let timing = &arguments.timing;
+    let mut run = |length: Duration, until: u64| {
+        Round::measure(measure::thread_time, || {
+            let (before, start) = (work.moved(port), Instant::now());
+            while work.moved(port) < until && start.elapsed() < length {
+                work.run_polls(port)?;
+            }
+            Ok::<u64, Failure>(work.moved(port) - before)
+        })
+    };
+    let rounds = match arguments.limit.packets {
+        Some(packets) => vec![run(Duration::MAX, packets)?],
+        None => {
+            run(Duration::from_secs_f64(timing.warm_up), u64::MAX)?;
+            (0..timing.rounds).map(|_| run(timing.round(), u64::MAX)).collect::<Result<_, _>>()?
+        }
+    };
     let dropped = [port.rx[0].counters(), port.tx[0].counters()].map(|counters| counters.drops.total()).iter().sum();
-    Figures::new(packets, dropped, elapsed, ticks, cpu_share)
+    Figures::new(&rounds, dropped)
 }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wirepath::cli::{self, Failure};
+use wirepath::cli::Failure;
 use wirepath_pipeline::clock;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::route::{NetworkPrefix, RouteLimits, RouteWriter};
 
-use crate::measure::{count, cpu_time, pin, positive};
+use crate::measure::{Results, Spread, Timing, count, cpu_time, pin};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -27,13 +27,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1..=10_000))]
     vrfs: u32,
 
-    /// Core to run on
-    #[arg(long, value_name = "N")]
-    core: Option<usize>,
-
-    /// Length of the lookup measurement
-    #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = positive)]
-    seconds: f64,
+    #[command(flatten)]
+    timing: Timing,
 
     /// Write the routes and addresses to a file for benches/peers/route-tables.c, and measure nothing
     #[arg(long, value_name = "FILE")]
@@ -44,8 +39,10 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
     /// Lookup of a random address that has a route, 64 at a time. The median of windows of 16384
-    /// addresses, of which most see no other program on the core.
+    /// addresses, of which most see no other program on the core, and of these the median of the rounds.
     lookup_cycles: f64,
+    /// The same by round.
+    lookup: Spread,
     /// Insertion of a route while the tables grow to their size, including the read of the counter: the median.
     insert_cycles: u64,
     /// The insertion that 1 % exceed.
@@ -60,19 +57,28 @@ pub(crate) struct Figures {
     cpu_share: f64,
 }
 
-impl Figures {
-    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
-        if json {
-            return cli::print_json(self);
-        }
-        cli::print(format_args!(
-            "{:.1} cycles/lookup, {} cycles/insert (1 % above {}), {} KiB for each VRF, {} KiB",
+impl Results for Figures {
+    fn text(&self) -> String {
+        format!(
+            "{:.1} cycles/lookup ({:.1} to {:.1} in {} rounds), {} cycles/insert (1 % above {}), {} KiB for each \
+             VRF, {} KiB",
             self.lookup_cycles,
+            self.lookup.min,
+            self.lookup.max,
+            self.lookup.rounds,
             self.insert_cycles,
             self.slow_insert_cycles,
             self.bytes_per_vrf >> 10,
             self.bytes >> 10
-        ))
+        )
+    }
+
+    fn cpu_share(&self) -> Option<f64> {
+        Some(self.cpu_share)
+    }
+
+    fn spread(&self) -> Option<f64> {
+        Some(self.lookup.spread)
     }
 }
 
@@ -189,7 +195,7 @@ const WINDOW: usize = 1 << 14;
 
 /// Runs the measurement; `None` if it only writes the file for the peers.
 pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
-    pin(arguments.core)?;
+    pin(arguments.timing.core)?;
     let mut random = fastrand::Rng::with_seed(1);
     let routes = routes(&mut random, arguments.ipv6, arguments.routes);
     let addresses: Vec<IpAddr> = (0..ADDRESSES)
@@ -227,28 +233,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
             IpAddr::V6(address) => v6.push(address.to_bits()),
         }
     }
-    let (mut values, mut windows) = ([0; 64], vec![]);
-    let until = Instant::now() + Duration::from_secs_f64(arguments.seconds);
-    while Instant::now() < until {
-        for window in (0..ADDRESSES).step_by(WINDOW) {
-            let bursts = (window..window + WINDOW).step_by(64).map(|at| at..at + 64);
-            let from = clock::ticks();
-            for burst in bursts {
-                match (arguments.ipv6, arguments.vrfs) {
-                    (false, 1) => view.lookup4_batch(0, &v4[burst], &mut values),
-                    (true, 1) => view.lookup6_batch(0, &v6[burst], &mut values),
-                    (false, _) => view.lookup4_vrfs(&vrfs[burst.clone()], &v4[burst], &mut values),
-                    (true, _) => view.lookup6_vrfs(&vrfs[burst.clone()], &v6[burst], &mut values),
+    let mut values = [0; 64];
+    let mut look_up = |length: Duration| {
+        let mut windows = vec![];
+        let until = Instant::now() + length;
+        while windows.is_empty() || Instant::now() < until {
+            for window in (0..ADDRESSES).step_by(WINDOW) {
+                let bursts = (window..window + WINDOW).step_by(64).map(|at| at..at + 64);
+                let from = clock::ticks();
+                for burst in bursts {
+                    match (arguments.ipv6, arguments.vrfs) {
+                        (false, 1) => view.lookup4_batch(0, &v4[burst], &mut values),
+                        (true, 1) => view.lookup6_batch(0, &v6[burst], &mut values),
+                        (false, _) => view.lookup4_vrfs(&vrfs[burst.clone()], &v4[burst], &mut values),
+                        (true, _) => view.lookup6_vrfs(&vrfs[burst.clone()], &v6[burst], &mut values),
+                    }
+                    black_box(&mut values);
                 }
-                black_box(&mut values);
+                windows.push((clock::ticks() - from) as f64 / WINDOW as f64);
             }
-            windows.push((clock::ticks() - from) as f64 / WINDOW as f64);
         }
-    }
-    windows.sort_by(f64::total_cmp);
+        Spread::new(windows).median
+    };
+    let timing = &arguments.timing;
+    look_up(Duration::from_secs_f64(timing.warm_up));
+    let lookup = Spread::new((0..timing.rounds).map(|_| look_up(timing.round())));
     let cpu_share = (cpu_time() - started.1) / started.0.elapsed().as_secs_f64();
     Ok(Some(Figures {
-        lookup_cycles: windows[windows.len() / 2],
+        lookup_cycles: lookup.median,
+        lookup,
         insert_cycles: inserts[inserts.len() / 2],
         slow_insert_cycles: inserts[inserts.len() * 99 / 100],
         bytes_per_vrf: writer.vrf_memory(0),

@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     read: Option<PathBuf>,
 
     #[command(flatten)]
-    common: Common,
+    pub(crate) common: Common,
 
     #[command(flatten)]
     limit: PacketLimit,

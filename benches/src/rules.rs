@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use fastrand::Rng;
 use serde::Serialize;
-use wirepath::cli::{self, Failure};
+use wirepath::cli::Failure;
 use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, Rule};
 use wirepath_packet::Batch;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::{FlowCacheStats, RuleId, RuleLimits, RulePorts, RuleStage, RuleTable, Timeouts};
 use wirepath_pipeline::table::hash_u64;
-use wirepath_pipeline::{Context, Stage};
+use wirepath_pipeline::{Context, Runtime, Stage, WorkerInfo};
+use wirepath_pmd::drivers::PortSettings;
 use wirepath_wire::Parser;
 
-use crate::measure::{self, Common, Phase, count};
+use crate::measure::{self, Common, MakeStage, PacketLimit, Phase, Results, Spread, count};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -47,8 +48,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Attack::None)]
     attack: Attack,
 
+    /// Flows for which the cache has room [default: all, twice]
+    #[arg(long, value_name = "N", value_parser = count(64..=8_000_000))]
+    cache: Option<u32>,
+
     #[command(flatten)]
     common: Common,
+
+    #[command(flatten)]
+    limit: PacketLimit,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -78,10 +86,14 @@ pub(crate) struct Figures {
     rules: u32,
     masks: u32,
     flows: u32,
+    /// Packets sent during the measurements.
+    packets: u64,
     /// Cycles for the same packets with one rule that matches all of them.
     one_rule_cycles: f64,
     /// Cycles with all rules and a cache with room for all flows.
     cycles: f64,
+    /// The same by round.
+    cached_cycles: Spread,
     /// Ratio of these two.
     ratio: f64,
     /// Fraction of the packets with a cache hit.
@@ -100,12 +112,16 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
-        if json {
-            return cli::print_json(self);
-        }
-        cli::print(format_args!(
-            "one rule {:.1}, {} rules of {} masks {:.1} ({:.2} times), missed {:.1} cycles/packet; {} bytes/rule",
+    /// Returns the cycles per packet with all rules, in the cache.
+    pub(crate) fn cycles(&self) -> f64 {
+        self.cycles
+    }
+}
+
+impl Results for Figures {
+    fn text(&self) -> String {
+        let mut text = format!(
+            "one rule {:.1}, {} rules of {} masks {:.1} ({:.2} times), missed {:.1} cycles/packet; {} bytes/rule\n",
             self.one_rule_cycles,
             self.rules,
             self.masks,
@@ -113,17 +129,21 @@ impl Figures {
             self.ratio,
             self.miss_cycles,
             self.bytes_per_rule
-        ))?;
+        );
         if self.changes > 0.0 {
-            cli::print(format_args!(
-                "{:.0} changes/s: {:.1} instead of {:.1} cycles/packet, {:+.1} %",
+            text += &format!(
+                "{:.0} changes/s: {:.1} instead of {:.1} cycles/packet, {:+.1} %\n",
                 self.changes,
                 self.changing_cycles,
                 self.quiet_cycles,
                 100.0 * self.changes_cost
-            ))?;
+            );
         }
-        Ok(())
+        text
+    }
+
+    fn spread(&self) -> Option<f64> {
+        Some(self.cached_cycles.spread)
     }
 }
 
@@ -330,20 +350,28 @@ impl Changer<'_> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let masks = if arguments.attack == Attack::Explode { RuleLimits::default().masks as u32 } else { arguments.masks };
-    let room = arguments.flows.next_power_of_two() as usize * 2;
+    let room = arguments.cache.map_or(arguments.flows.next_power_of_two() as usize * 2, |room| room as usize);
     let flows = if arguments.attack == Attack::Thrash { room as u32 * 8 } else { arguments.flows };
     let setting = Setting::new(arguments, flows, masks);
     let limits = RuleLimits { masks: masks as usize + 1, flows: room, ..RuleLimits::default() };
 
     let mut figures = Figures { rules: arguments.rules, flows, ..Figures::default() };
+    if arguments.limit.packets.is_some() {
+        let all = phases(arguments, &setting, &setting.rules, limits, 0)?;
+        (figures.packets, figures.cached_cycles, figures.cached) = (all.phases[0].packets, all.cycles(), all.cached);
+        (figures.cycles, figures.masks) = (figures.cached_cycles.median, all.masks as u32);
+        return Ok(figures);
+    }
     let one = phases(arguments, &setting, &[any(200)], limits, 0)?;
-    figures.one_rule_cycles = one.phases[0].cycles;
+    figures.one_rule_cycles = one.cycles().median;
     let all = phases(arguments, &setting, &setting.rules, limits, 0)?;
-    (figures.cycles, figures.cached) = (all.phases[0].cycles, all.cached);
+    (figures.cached_cycles, figures.cached) = (all.cycles(), all.cached);
+    figures.cycles = figures.cached_cycles.median;
     figures.ratio = figures.cycles / figures.one_rule_cycles;
     (figures.masks, figures.bytes_per_rule) = (all.masks as u32, all.bytes_per_rule);
     let missed = phases(arguments, &setting, &setting.rules, RuleLimits { flows: 64, ..limits }, 0)?;
-    figures.miss_cycles = missed.phases[0].cycles;
+    figures.miss_cycles = missed.cycles().median;
+    figures.packets = [one, all, missed].iter().flat_map(|it| &it.phases).map(|phase| phase.packets).sum();
     if arguments.changes > 0 {
         let both = phases(arguments, &setting, &setting.rules, limits, arguments.changes)?.phases;
         let mean = |odd: usize| {
@@ -375,8 +403,24 @@ struct Measured {
     bytes_per_rule: usize,
 }
 
-/// Runs the packets against some rules. Returns one phase, or with `changes` several, of which every second
-/// one has that number of changes per second.
+impl Measured {
+    /// Returns the cycles per packet of the phases.
+    fn cycles(&self) -> Spread {
+        Spread::new(self.phases.iter().map(|phase| phase.cycles))
+    }
+}
+
+/// Returns the packet source and the sink.
+fn ports(common: &Common) -> Result<Vec<PortSettings>, Failure> {
+    let ring = common.ring();
+    measure::ports(&format!(
+        "[[port]]\nname = \"a\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = 64, ring = {ring} }}\n\
+         [[port]]\nname = \"b\"\ndriver = \"null\"\n"
+    ))
+}
+
+/// Runs the packets against some rules. Returns a phase for each round, or with `changes` several, of which every
+/// second one has that number of changes per second.
 fn phases(
     arguments: &Arguments,
     setting: &Setting,
@@ -384,74 +428,70 @@ fn phases(
     limits: RuleLimits,
     changes: u32,
 ) -> Result<Measured, Failure> {
-    let text = |name, ring| {
-        format!(
-            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = 64, ring = \
-            {ring} }}\n"
-        )
-    };
-    let sink = "[[port]]\nname = \"b\"\ndriver = \"null\"\n";
-    let ports = measure::ports(&(text("a", arguments.common.ring()) + sink))?;
     let shared: Rc<RefCell<Option<RuleTable>>> = Rc::default();
     let stats = Arc::new(Mutex::new(FlowCacheStats::default()));
-    let seconds = Duration::from_secs_f64(arguments.common.seconds);
+    let (common, timing) = (&arguments.common, &arguments.common.timing);
+    let seconds = Duration::from_secs_f64(timing.seconds);
     let (prepared, counted) = (Rc::clone(&shared), Arc::clone(&stats));
-    let phases = measure::run_phases(
-        ports,
-        &arguments.common,
-        move |runtime| {
-            let mut table = RuleTable::new(runtime.domain(), limits, 0);
-            table
-                .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
-                .map_err(Failure::failed)?;
-            let around = RulePorts::new(runtime.domain(), runtime.ports(), runtime.queue_workers(), Parser::default());
-            let by_rule_stage = RuleStage::new(across, &mut table, Arc::new(around), 0);
-            *prepared.borrow_mut() = Some(table);
-            let mut stage = Some(chain(by_rule_stage, setting, counted));
-            Ok(Box::new(move |_| stage.take().expect("one worker")))
-        },
-        |phase| {
-            let mut table = shared.borrow_mut();
-            let table = table.as_mut().expect("prepared before");
-            if changes == 0 {
-                return vec![phase(&mut || {
-                    std::thread::sleep(seconds);
-                    0.0
-                })];
-            }
-            const ROUNDS: u32 = 8;
-            let time = seconds / ROUNDS;
-            // The control thread does the same work in every phase, but in every second phase on a table that
-            // no worker reads. This excludes the cost of sharing caches, memory and often a core between two
-            // threads.
-            let mut elsewhere = decoy(rules, limits);
-            let changer = || Changer {
-                setting,
-                changed: arguments.changed,
-                masks: arguments.masks,
-                random: Rng::with_seed(77),
-                added: VecDeque::new(),
-                made: 0,
+    let prepare = move |runtime: &Runtime| -> Result<MakeStage<_>, Failure> {
+        let mut table = RuleTable::new(runtime.domain(), limits, 0);
+        table
+            .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
+            .map_err(Failure::failed)?;
+        let around = RulePorts::new(runtime.domain(), runtime.ports(), runtime.queue_workers(), Parser::default());
+        let by_rule_stage = RuleStage::new(across, &mut table, Arc::new(around), 0);
+        *prepared.borrow_mut() = Some(table);
+        let mut stage = Some(chain(by_rule_stage, setting, counted));
+        Ok(Box::new(move |_: &WorkerInfo| stage.take().expect("one worker")))
+    };
+    let work = |phase: &mut dyn FnMut(&mut dyn FnMut() -> f64) -> Phase| {
+        let mut table = shared.borrow_mut();
+        let table = table.as_mut().expect("prepared before");
+        if changes == 0 {
+            let mut round = || {
+                std::thread::sleep(timing.round());
+                0.0
             };
-            let mut changers = [changer(), changer()];
-            let mut all = Vec::new();
-            for round in 0..2 * ROUNDS + 2 {
-                let changer = &mut changers[round as usize % 2];
-                let table = if round % 2 == 0 { &mut elsewhere } else { &mut *table };
-                let before = changer.made;
-                let measured = phase(&mut || {
-                    let start = Instant::now();
-                    changer.run(table, changes.into(), time);
-                    (changer.made - before) as f64 / start.elapsed().as_secs_f64()
-                });
-                // The first round of each table creates the standing rules.
-                if round >= 2 {
-                    all.push(measured);
-                }
+            return (0..timing.rounds).map(|_| phase(&mut round)).collect();
+        }
+        const ROUNDS: u32 = 8;
+        let time = seconds / ROUNDS;
+        // The control thread does the same work in every phase, but in every second phase on a table that
+        // no worker reads. This excludes the cost of sharing caches, memory and often a core between two
+        // threads.
+        let mut elsewhere = decoy(rules, limits);
+        let changer = || Changer {
+            setting,
+            changed: arguments.changed,
+            masks: arguments.masks,
+            random: Rng::with_seed(77),
+            added: VecDeque::new(),
+            made: 0,
+        };
+        let mut changers = [changer(), changer()];
+        let mut all = Vec::new();
+        for round in 0..2 * ROUNDS + 2 {
+            let changer = &mut changers[round as usize % 2];
+            let table = if round % 2 == 0 { &mut elsewhere } else { &mut *table };
+            let before = changer.made;
+            let measured = phase(&mut || {
+                let start = Instant::now();
+                changer.run(table, changes.into(), time);
+                (changer.made - before) as f64 / start.elapsed().as_secs_f64()
+            });
+            // The first round of each table creates the standing rules.
+            if round >= 2 {
+                all.push(measured);
             }
-            all
-        },
-    )?;
+        }
+        all
+    };
+    let phases = if arguments.limit.packets.is_some() {
+        let figures = measure::run(ports(common)?, common, &arguments.limit, prepare)?;
+        vec![Phase { packets: figures.packets, cycles: figures.own_cycles_per_packet, extra: 0.0 }]
+    } else {
+        measure::run_phases(ports(common)?, common, prepare, work)?
+    };
     let stats = *stats.lock().expect("not poisoned");
     tracing::debug!("{stats:?}");
     let table = shared.borrow();

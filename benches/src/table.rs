@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use wirepath::cli::{self, Failure};
+use wirepath::cli::Failure;
 use wirepath_pipeline::clock;
 use wirepath_pipeline::rules::ExactMatchTable;
 
-use crate::measure::{count, cpu_time, pin, positive};
+use crate::measure::{Results, Spread, Timing, count, cpu_time, pin};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -21,13 +21,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Key::Ipv4)]
     key: Key,
 
-    /// Core to run on
-    #[arg(long, value_name = "N")]
-    core: Option<usize>,
-
-    /// Length of the lookup measurement
-    #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = positive)]
-    seconds: f64,
+    #[command(flatten)]
+    timing: Timing,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -41,8 +36,10 @@ enum Key {
 /// Figures in cycles of the time-stamp counter per key. Hashing is included.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
-    /// Lookup of a random existing key, 64 at a time.
+    /// Lookup of a random existing key, 64 at a time: the median of the rounds.
     lookup_cycles: f64,
+    /// The same by round.
+    lookup: Spread,
     /// Insertion of a new key into a table created with the final capacity.
     insert_cycles: f64,
     /// Longest single insertion, including the read of the counter. Insertions during which the thread lost
@@ -58,26 +55,34 @@ pub(crate) struct Figures {
     cpu_share: f64,
 }
 
-impl Figures {
-    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
-        if json {
-            return cli::print_json(self);
-        }
-        cli::print(format_args!(
-            "{:.1} cycles/lookup, {:.1} cycles/insert (worst {}), growing {:.1} cycles/insert (worst {}), {:.0} \
-            bytes/key",
+impl Results for Figures {
+    fn text(&self) -> String {
+        format!(
+            "{:.1} cycles/lookup ({:.1} to {:.1} in {} rounds), {:.1} cycles/insert (worst {}), growing {:.1} \
+             cycles/insert (worst {}), {:.0} bytes/key",
             self.lookup_cycles,
+            self.lookup.min,
+            self.lookup.max,
+            self.lookup.rounds,
             self.insert_cycles,
             self.worst_insert_cycles,
             self.growing_insert_cycles,
             self.growing_worst_insert_cycles,
             self.bytes_per_key
-        ))
+        )
+    }
+
+    fn cpu_share(&self) -> Option<f64> {
+        Some(self.cpu_share)
+    }
+
+    fn spread(&self) -> Option<f64> {
+        Some(self.lookup.spread)
     }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
-    pin(arguments.core)?;
+    pin(arguments.timing.core)?;
     match arguments.key {
         // Two addresses, two ports and the protocol.
         Key::Ipv4 => measure(arguments, |a, b| [a, b & 0xffff_ffff | 17 << 32]),
@@ -139,24 +144,33 @@ fn measure<const N: usize>(arguments: &Arguments, key: impl Fn(u64, u64) -> [u64
 
     let sequence: Vec<[u64; N]> = (0..ROUND).map(|_| keys[random.usize(..count)]).collect();
     let mut found = vec![None; 64];
-    let (mut ticks, mut lookups, mut hits) = (0, 0, 0);
-    let until = Instant::now() + Duration::from_secs_f64(arguments.seconds);
-    while Instant::now() < until {
-        let from = clock::ticks();
-        for keys in sequence.chunks_exact(64) {
-            table.find_batch(keys, &mut found);
-            hits += found.iter().filter(|found| found.is_some()).count();
-            black_box(&mut found);
+    let (mut all_lookups, mut hits) = (0, 0);
+    let mut look_up = |length: Duration| {
+        let (mut ticks, mut lookups) = (0, 0);
+        let until = Instant::now() + length;
+        while lookups == 0 || Instant::now() < until {
+            let from = clock::ticks();
+            for keys in sequence.chunks_exact(64) {
+                table.find_batch(keys, &mut found);
+                hits += found.iter().filter(|found| found.is_some()).count();
+                black_box(&mut found);
+            }
+            ticks += clock::ticks() - from;
+            lookups += sequence.len();
         }
-        ticks += clock::ticks() - from;
-        lookups += sequence.len();
-    }
-    if hits != lookups {
-        return Err(Failure::failed(format!("{} of {lookups} keys were not found", lookups - hits)));
+        all_lookups += lookups;
+        ticks as f64 / lookups as f64
+    };
+    let timing = &arguments.timing;
+    look_up(Duration::from_secs_f64(timing.warm_up));
+    let lookup = Spread::new((0..timing.rounds).map(|_| look_up(timing.round())));
+    if hits != all_lookups {
+        return Err(Failure::failed(format!("{} of {all_lookups} keys were not found", all_lookups - hits)));
     }
     let cpu_share = (cpu_time() - started.1) / started.0.elapsed().as_secs_f64();
     Ok(Figures {
-        lookup_cycles: ticks as f64 / lookups as f64,
+        lookup_cycles: lookup.median,
+        lookup,
         insert_cycles,
         worst_insert_cycles,
         growing_insert_cycles,

@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     ipv6: bool,
 
     #[command(flatten)]
-    common: Common,
+    pub(crate) common: Common,
 
     #[command(flatten)]
     limit: PacketLimit,

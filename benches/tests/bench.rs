@@ -1,0 +1,200 @@
+//! `wirepath-bench` as a program: its results, the machine and the disturbances in them, and what it refuses.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use wirepath_testlab::{Requirement, require};
+
+const BENCH: &str = env!("CARGO_BIN_EXE_wirepath-bench");
+/// Options of the shortest measurement with two rounds.
+const SHORT: [&str; 6] = ["--seconds", "0.04", "--rounds", "2", "--warm-up", "0.01"];
+
+fn output(arguments: &[&str]) -> Output {
+    Command::new(BENCH).arg("-q").args(arguments).output().unwrap()
+}
+
+/// Runs a short measurement and returns its result.
+#[track_caller]
+fn result(arguments: &[&str]) -> Value {
+    let output = output(&[arguments, &SHORT, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn number(result: &Value, key: &str) -> f64 {
+    result[key].as_f64().unwrap_or_else(|| panic!("{key} in {result}"))
+}
+
+/// Asserts that a result names the machine, and what disturbed the run.
+#[track_caller]
+fn assert_has_conditions(result: &Value) {
+    assert!(number(result, "tsc_hz") > 1e8);
+    let machine = &result["machine"];
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap().matches("processor\t:").count();
+    assert_eq!(machine["processors"], processors);
+    assert_eq!(machine["kernel"], std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim());
+    assert!(number(machine, "memory_bytes") > 0.0 && !machine["processor"].as_str().unwrap().is_empty());
+    assert!(number(result, "others") >= 0.0 && number(result, "steal") >= 0.0);
+    for disturbance in result["disturbed"].as_array().unwrap() {
+        assert!(
+            !disturbance["cause"].as_str().unwrap().is_empty() && !disturbance["remedy"].as_str().unwrap().is_empty()
+        );
+    }
+}
+
+#[test]
+fn every_result_has_rounds_and_the_machine() {
+    let of_packets = ["pps", "ns_per_packet", "cycles_per_packet", "packets", "own_cycles_per_packet", "cpu_share"];
+    for (arguments, keys, rounds) in [
+        (&["forward", "--workers", "2"][..], &of_packets[..], "cycles"),
+        (&["tunnel", "--kind", "geneve", "--direction", "decap", "--flows", "10"], &of_packets, "cycles"),
+        (&["router", "--destinations", "10"], &of_packets, "cycles"),
+        (
+            &["rules", "--rules", "20", "--flows", "10"],
+            &["one_rule_cycles", "cycles", "ratio", "miss_cycles", "bytes_per_rule", "packets"],
+            "cached_cycles",
+        ),
+        (
+            &["table", "--flows", "1000"],
+            &["lookup_cycles", "insert_cycles", "worst_insert_cycles", "growing_insert_cycles", "bytes_per_key"],
+            "lookup",
+        ),
+        (&["route", "--routes", "1000"], &["lookup_cycles", "insert_cycles", "slow_insert_cycles", "bytes"], "lookup"),
+    ] {
+        let result = result(arguments);
+        for key in keys {
+            assert!(number(&result, key) > 0.0, "{arguments:?}: {key} in {result}");
+        }
+        let spread = &result[rounds];
+        assert_eq!(spread["rounds"], 2, "{result}");
+        let [min, median, max] = ["min", "median", "max"].map(|key| number(spread, key));
+        assert!(min <= median && median <= max, "{result}");
+        assert!((number(spread, "spread") - (max - min) / median).abs() < 1e-9, "{result}");
+        assert_has_conditions(&result);
+    }
+}
+
+#[test]
+fn a_disturbed_run_says_so() {
+    // Two programs share one core.
+    let core = ["--core", "0", "--seconds", "0.5", "--rounds", "2"];
+    let mut other = Command::new(BENCH);
+    let mut other = other.args(["-q", "forward"]).args(core).stdout(Stdio::null()).spawn().unwrap();
+    let output = output(&[&["forward"], &core[..]].concat());
+    other.wait().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(" in 2 rounds)") && text.contains("\nmachine: "), "{text}");
+    let disturbed: Vec<&str> = text.lines().filter(|line| line.starts_with("disturbed: ")).collect();
+    assert!(disturbed.iter().any(|line| line.contains("the program had its core for ")), "{text}");
+    assert!(disturbed.iter().all(|line| line.contains("; ")), "{text}");
+}
+
+#[test]
+fn packets_replace_time_and_rounds() {
+    let output = output(&["forward", "--mode", "io", "--packets", "1000", "--json"]);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(number(&result, "packets") >= 1000.0 && result["cycles"]["rounds"] == 1, "{result}");
+    let rules = ["rules", "--rules", "20", "--flows", "100", "--cache", "64", "--packets", "1000", "--json"];
+    let rules: Value = serde_json::from_slice(&self::output(&rules).stdout).unwrap();
+    assert!(number(&rules, "packets") >= 1000.0 && number(&rules, "one_rule_cycles") == 0.0, "{rules}");
+}
+
+#[test]
+fn the_latency_of_stages_grows_with_their_work() {
+    let p50 = |arguments: &[&str]| {
+        let result = result(&[&["latency"], arguments].concat());
+        assert_has_conditions(&result);
+        assert_eq!(result["p50_ns"]["rounds"], 2);
+        let latency = &result["latency_ns"];
+        let values = ["min", "p50", "p90", "p99", "p99.9", "p99.99", "max"].map(|key| number(latency, key));
+        assert!(values.is_sorted() && number(latency, "n") > 0.0, "{result}");
+        number(latency, "p50")
+    };
+    let (io, tunnel) = (p50(&["forward", "--mode", "io"]), p50(&["tunnel", "--kind", "vxlan", "--flows", "100"]));
+    assert!(tunnel > io, "{tunnel} and {io}");
+}
+
+/// Asserts that ports carry what the generator sends, and that its delays are known.
+#[track_caller]
+fn assert_ports_are_measured(arguments: &[&str]) {
+    let all = [&["latency", "ports", "--rate", "20000", "--seconds", "0.4", "--json"], arguments].concat();
+    let output = output(&all);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (packets, lost) = (number(&result, "packets"), number(&result, "lost"));
+    // A sender that is late leaves a part of its schedule out.
+    assert!(packets > 100.0 && packets + lost <= 20_000.0 * 0.4 + 5.0, "{result}");
+    assert!(lost < packets, "{result}");
+    assert_eq!(result["ports"].as_array().unwrap().len(), 4, "{result}");
+    assert_eq!(result["p50_ns"]["rounds"], 5, "{result}");
+    assert!(number(&result["own_error_ns"], "p50") > 0.0, "{result}");
+    assert!(number(&result["latency_ns"], "min") > 0.0, "{result}");
+    assert_has_conditions(&result);
+}
+
+#[test]
+fn the_latency_of_cables_in_memory_is_measured() {
+    assert_ports_are_measured(&[]);
+    assert_ports_are_measured(&["--idle", "sleep", "--flows", "100", "--size", "512"]);
+    let cables = ["--generator", "memory:a,memory:b", "--through", "memory:a,memory:b"];
+    assert_ports_are_measured(&cables);
+}
+
+#[test]
+fn the_latency_of_veth_ports_is_measured() {
+    require!(Requirement::Root, Requirement::Program("ip"), Requirement::Program("unshare"));
+    assert_ports_are_measured(&["--driver", "af-packet"]);
+    assert_ports_are_measured(&["--driver", "af-xdp"]);
+}
+
+#[test]
+fn the_cost_by_size_has_a_row_for_each_value() {
+    let scale = |what: &str, values: &str, more: &[&str]| {
+        let quick = ["--", "--seconds", "0.02", "--rounds", "1", "--warm-up", "0"];
+        let output = output(&[&["scale", what, "--values", values, "--json"], &quick[..], more].concat());
+        assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_has_conditions(&result);
+        let points = result["points"].as_array().unwrap();
+        assert!(points.iter().all(|point| number(point, "cycles_per_packet") > 0.0), "{result}");
+        assert_eq!(number(&points[0], "ratio"), 1.0);
+        points.iter().map(|point| point["value"].to_string()).collect::<Vec<_>>().join(",")
+    };
+    for (what, values, more) in [
+        ("cores", "1,2", &["--mode", "io"][..]),
+        ("queues", "1,4", &[]),
+        ("flows", "1,100", &["--kind", "gretap"]),
+        ("tunnels", "1,10", &["--flows", "100"]),
+        ("segments", "1,10", &["--flows", "100"]),
+        ("routes", "1,100", &["--ipv6"]),
+        ("rules", "1,100", &["--flows", "100"]),
+    ] {
+        assert_eq!(scale(what, values, more), values, "{what}");
+    }
+}
+
+#[test]
+fn impossible_measurements_are_refused() {
+    for (arguments, error) in [
+        (&["forward", "--rounds", "0"][..], "0 is not in 1..=1000"),
+        (&["forward", "--seconds", "0"], "expected a number from 0.01 to 3600"),
+        (&["forward", "--warm-up", "61"], "expected a number from 0 to 60"),
+        (&["forward", "--packets", "5", "--rounds", "2"], "cannot be used with"),
+        (&["forward", "--workers", "200", "--queues", "2"], "400 queues; at most 256 are possible"),
+        (&["forward", "--core", "1000"], "core 1000"),
+        (&["latency", "forward", "--packets", "5"], "latency is measured for a time"),
+        (&["latency", "ports", "--generator", "memory:a,memory:b"], "--through"),
+        (&["latency", "ports", "--generator", "memory:a", "--through", "memory:b"], "two ports each"),
+        (&["latency", "ports", "--generator", "nul:a,nul:b", "--through", "nul:a,nul:b"], "there is no driver \"nul\""),
+        (&["latency", "ports", "--rate", "0"], "expected `max`, or a number above 0"),
+        (&["scale", "flows", "--values", "0"], "0 is not in 1.."),
+        (&["scale", "flows", "--values", "5000000"], "5000000 is not in 1..=4000000"),
+        (&["scale", "flows", "--", "--flow", "5"], "unexpected argument '--flow'"),
+    ] {
+        let output = output(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(error), "{arguments:?}: {text}");
+    }
+}
