@@ -13,7 +13,7 @@ use wirepath_pmd::rtnetlink::{BridgeEntry, Fdb, Link, LinkKind, Message, Neighbo
 use wirepath_wire::MacAddr;
 
 /// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
-const MAX_ENTRIES: usize = 1 << 20;
+const MAX_ENTRIES: usize = if cfg!(test) { 64 } else { 1 << 20 };
 
 /// The devices of a VNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,7 +251,13 @@ impl Mirror {
             }
             match vteps.iter_mut().find(|known| known.value == vtep) {
                 Some(known) => known.dump = dump,
-                None if is_full => self.stats.refused += 1,
+                None if is_full => {
+                    self.stats.refused += 1;
+                    if vteps.is_empty() {
+                        // Refused addresses take no memory.
+                        self.tunnels.get_mut(&device).map(|entries| entries.remove(&mac));
+                    }
+                }
                 None => {
                     vteps.push(Seen { value: vtep, dump });
                     self.tunnel_entries += 1;
@@ -637,5 +643,20 @@ mod tests {
         assert!(mirror.changes.is_empty(), "an entry of a VLAN decides nothing");
         mirror.apply(&neighbour(5, Some(MacAddr::new(1, 0, 0, 0, 0, 1))));
         assert!(mirror.changes.is_empty(), "a group address is no host");
+    }
+
+    #[test]
+    fn a_full_table_refuses_more_and_takes_no_memory_for_them() {
+        let mut mirror = watching();
+        mirror.apply(&vxlan_link(VXLAN, VNI, Some(BRIDGE)));
+        let host = |n: usize| MacAddr::new(2, 1, 0, 0, (n >> 8) as u8, n as u8);
+        (0..1000).for_each(|n| mirror.apply(&tunnel(host(n), 1, false)));
+        assert_eq!((mirror.tunnel_entries, mirror.stats.refused), (MAX_ENTRIES, 1000 - MAX_ENTRIES as u64));
+        assert_eq!(mirror.tunnels[&VXLAN].len(), MAX_ENTRIES);
+        assert_eq!(mirror.counts(VNI).macs, MAX_ENTRIES);
+        // A place that becomes free is taken.
+        mirror.apply(&tunnel(host(0), 1, true));
+        mirror.apply(&tunnel(host(999), 1, false));
+        assert_eq!((mirror.tunnel_entries, mirror.counts(VNI).macs), (MAX_ENTRIES, MAX_ENTRIES));
     }
 }
