@@ -79,7 +79,7 @@ mod tests {
             let mut counts = vec![0; PORTS];
             for i in 0..FLOWS {
                 let (addresses, ports) = flow(i);
-                counts[(u64::from(hash_pair(addresses, ports)) * PORTS as u64 >> 32) as usize] += 1;
+                counts[((u64::from(hash_pair(addresses, ports)) * PORTS as u64) >> 32) as usize] += 1;
             }
             let most = counts.iter().max().unwrap();
             let used = counts.iter().filter(|count| **count > 0).count();
