@@ -56,6 +56,9 @@ mod tests {
     const PORTS: usize = 16_384;
     const FLOWS: u64 = 65_536;
 
+    /// The words of addresses and ports of a flow by its number.
+    type Flow = fn(u64) -> (u64, u64);
+
     /// Returns the word of two addresses that differ by these numbers, and the word of TCP ports.
     fn tcp((source, destination): (u64, u64), (from, to): (u64, u64)) -> (u64, u64) {
         ((0x0a00_0000 + source) << 32 | (0x0b00_0001 + destination), 6 << 32 | (from & 0xffff) << 16 | to)
@@ -65,7 +68,7 @@ mod tests {
     /// so, and none for 1.8 % of the ports.
     #[test]
     fn similar_flows_have_different_hashes() {
-        let patterns: [(&str, fn(u64) -> (u64, u64)); 8] = [
+        let patterns: [(&str, Flow); 8] = [
             ("source ports", |i| tcp((0, 0), (1024 + i, 443))),
             ("destination ports", |i| tcp((0, 0), (1024, i))),
             ("source addresses", |i| tcp((i, 0), (1024, 443))),
