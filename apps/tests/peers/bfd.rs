@@ -2,10 +2,10 @@
 //! scapy for sessions in VXLAN tunnels, which FRR does not have.
 
 use serde_json::Value;
-use tempfile::TempDir;
 use wirepath::control_socket::{Client, Rows};
-use wirepath_testlab::{Background, FramePort, Namespace, Requirement, eventually, oracle, python, run, skip_or_fail};
+use wirepath_testlab::{Background, FramePort, Namespace, Requirement, eventually, oracle, python, skip_or_fail};
 
+use crate::frr::Daemons;
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, pings, remote_address};
 
@@ -14,57 +14,26 @@ const BFDD: &str = "/usr/lib/frr/bfdd";
 /// Settings of the gateway's sessions.
 const SETTINGS: &str = "[bfd]\ntransmit_interval = 100\nreceive_interval = 150\nmultiplier = 4\n";
 
-/// FRR's BFD in the namespace of a remote, with files of its own.
+/// FRR's BFD in the namespace of a remote.
 struct Frr<'a> {
-    namespace: &'a Namespace,
-    folder: TempDir,
+    daemons: Daemons<'a>,
     process: Option<Background>,
 }
 
 impl<'a> Frr<'a> {
     /// Starts bfdd with a session from `local` to `peer`. `kind` is empty or "multihop".
     fn start(namespace: &'a Namespace, peer: &str, local: &str, kind: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
         let text = format!(
             "bfd\n peer {peer} {kind} local-address {local}\n  detect-multiplier 3\n  receive-interval 200\n  \
              transmit-interval 120\n  no shutdown\n !\n!\n"
         );
-        std::fs::write(folder.path().join("bfdd.conf"), text).expect("write the configuration");
-        // The daemon gives up its rights before it makes its files.
-        run(&["chown", "-R", "frr:frr", &folder.path().display().to_string()]).expect();
-        let mut frr = Self { namespace, folder, process: None };
+        let mut frr = Self { daemons: Daemons::new(namespace, &[("bfdd", &text)]), process: None };
         frr.restart();
         frr
     }
 
-    fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
-    }
-
     fn restart(&mut self) {
-        let socket = self.path("bfdd.vty");
-        _ = std::fs::remove_file(&socket);
-        let process = self.namespace.spawn(&[
-            BFDD,
-            "--config_file",
-            &self.path("bfdd.conf"),
-            "--vty_socket",
-            &self.path(""),
-            "--pid_file",
-            &self.path("bfdd.pid"),
-            "--bfdctl",
-            &self.path("bfdd.sock"),
-            "--socket",
-            &self.path("no-zebra"),
-            "--vty_port",
-            "0",
-            "--user",
-            "frr",
-            "--group",
-            "frr",
-        ]);
-        self.process = Some(process);
-        assert!(eventually(WAIT_LIMIT, || std::fs::exists(&socket).unwrap_or(false)), "bfdd does not start");
+        self.process = Some(self.daemons.start(BFDD, "bfdd", true));
     }
 
     fn kill(&mut self) {
@@ -75,10 +44,7 @@ impl<'a> Frr<'a> {
     /// Runs commands of FRR's shell.
     #[track_caller]
     fn vtysh(&self, commands: &[&str]) -> String {
-        let folder = self.path("");
-        let mut arguments = vec!["vtysh", "--vty_socket", &folder];
-        commands.iter().for_each(|command| arguments.extend(["-c", command]));
-        run(&arguments).expect()
+        self.daemons.vtysh(commands).expect()
     }
 
     /// Returns what FRR says about its session.

@@ -10,10 +10,10 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use serde_json::{Map, Value};
-use tempfile::TempDir;
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, run, skip_or_fail};
+use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, skip_or_fail};
 
+use crate::frr::Daemons;
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
@@ -23,10 +23,9 @@ const BGPD: &str = "/usr/lib/frr/bgpd";
 /// Addresses of the BGP session.
 const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
 
-/// Zebra and bgpd in a namespace, with files of their own.
+/// Zebra and bgpd in a namespace.
 struct Frr<'a> {
-    namespace: &'a Namespace,
-    folder: TempDir,
+    daemons: Daemons<'a>,
     zebra: Option<Background>,
     bgpd: Option<Background>,
 }
@@ -34,56 +33,24 @@ struct Frr<'a> {
 impl<'a> Frr<'a> {
     /// Starts the daemons with an EVPN session from `local` to `peer`.
     fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
         let text = format!(
             "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
              neighbor {peer} remote-as 65000\n neighbor {peer} timers 1 3\n neighbor {peer} timers connect 1\n \
              address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n exit-address-family\n"
         );
-        std::fs::write(folder.path().join("bgpd.conf"), text).expect("write the configuration");
-        std::fs::write(folder.path().join("zebra.conf"), "").expect("write the configuration");
-        // The daemons give up their rights before they make their files.
-        run(&["chown", "-R", "frr:frr", &folder.path().display().to_string()]).expect();
-        let mut frr = Self { namespace, folder, zebra: None, bgpd: None };
+        let daemons = Daemons::new(namespace, &[("bgpd", &text), ("zebra", "")]);
+        let mut frr = Self { daemons, zebra: None, bgpd: None };
         frr.start_zebra();
         frr.start_bgpd();
         frr
     }
 
-    fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
-    }
-
-    fn daemon(&self, program: &str, name: &str) -> Background {
-        let socket = self.path(&format!("{name}.vty"));
-        _ = std::fs::remove_file(&socket);
-        let process = self.namespace.spawn(&[
-            program,
-            "--config_file",
-            &self.path(&format!("{name}.conf")),
-            "--vty_socket",
-            &self.path(""),
-            "--pid_file",
-            &self.path(&format!("{name}.pid")),
-            "--socket",
-            &self.path("zserv"),
-            "--vty_port",
-            "0",
-            "--user",
-            "frr",
-            "--group",
-            "frr",
-        ]);
-        assert!(eventually(WAIT_LIMIT, || std::fs::exists(&socket).unwrap_or(false)), "{name} does not start");
-        process
-    }
-
     fn start_zebra(&mut self) {
-        self.zebra = Some(self.daemon(ZEBRA, "zebra"));
+        self.zebra = Some(self.daemons.start(ZEBRA, "zebra", false));
     }
 
     fn start_bgpd(&mut self) {
-        self.bgpd = Some(self.daemon(BGPD, "bgpd"));
+        self.bgpd = Some(self.daemons.start(BGPD, "bgpd", false));
     }
 
     fn kill_zebra(&mut self) {
@@ -91,7 +58,7 @@ impl<'a> Frr<'a> {
     }
 
     fn vtysh(&self, command: &str) -> String {
-        let outcome = run(&["vtysh", "--vty_socket", &self.path(""), "-c", command]);
+        let outcome = self.daemons.vtysh(&[command]);
         format!("{}{}", outcome.stdout, outcome.stderr)
     }
 }

@@ -14,6 +14,7 @@ mod broadcast;
 mod evpn;
 mod floods;
 mod frames;
+mod frr;
 mod geneve;
 mod gpe;
 mod gre;
