@@ -3,6 +3,7 @@
 
 pub mod gateway;
 pub mod l2fwd;
+pub mod machine;
 pub mod ndr;
 pub mod pktgen;
 pub mod tools;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use wirepath_apps::machine;
 use wirepath_pipeline::clock;
 
 use crate::measure::cpu_time;
@@ -47,27 +48,25 @@ pub(crate) struct Machine {
 impl Machine {
     /// Reads the description below `root`, which is `/` except in tests.
     fn read(root: &Path) -> Self {
-        let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
-        let (processors, memory) = (text("proc/cpuinfo"), text("proc/meminfo"));
-        let field = |text: &str, name: &str| {
-            let of = |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_owned());
-            text.lines().find_map(of).unwrap_or_default()
-        };
-        let number = |name| field(&memory, name).split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let modes = text("sys/kernel/mm/transparent_hugepage/enabled");
-        let mode = modes.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(mode, _)| mode);
+        let settings = machine::Machine::read(root);
+        let processors = machine::text(root, "proc/cpuinfo");
+        let of_processor = |name| machine::field(&processors, name).unwrap_or_default();
         Self {
-            processor: field(&processors, "model name"),
+            processor: of_processor("model name").to_owned(),
             processors: processors.lines().filter(|line| line.starts_with("processor")).count(),
-            is_virtual: field(&processors, "flags").split_whitespace().any(|flag| flag == "hypervisor"),
-            memory_bytes: number("MemTotal") << 10,
-            kernel: text("proc/sys/kernel/osrelease"),
-            huge_pages: number("HugePages_Total"),
-            free_huge_pages: number("HugePages_Free"),
-            transparent_huge_pages: mode.to_owned(),
-            isolated_processors: text("sys/devices/system/cpu/isolated"),
-            governor: text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-            load: text("proc/loadavg").split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+            is_virtual: of_processor("flags").split_whitespace().any(|flag| flag == "hypervisor"),
+            memory_bytes: settings.memory_kib.unwrap_or(0) << 10,
+            kernel: machine::text(root, "proc/sys/kernel/osrelease"),
+            huge_pages: settings.huge_pages.unwrap_or(0),
+            free_huge_pages: settings.free_huge_pages.unwrap_or(0),
+            transparent_huge_pages: settings.transparent_huge_pages,
+            isolated_processors: settings.isolated,
+            governor: machine::governor(root, 0),
+            load: machine::text(root, "proc/loadavg")
+                .split_whitespace()
+                .next()
+                .and_then(|load| load.parse().ok())
+                .unwrap_or(0.0),
         }
     }
 

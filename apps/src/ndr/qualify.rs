@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use wirepath::Failure;
 
+use crate::machine::{self, Machine};
 use crate::pktgen::TrialResult;
 use crate::pktgen::clock::Clock;
 use crate::pktgen::report::time;
@@ -114,16 +115,14 @@ pub struct Qualification {
 impl Settings {
     /// Reads the settings below `root`, which is `/` except in tests.
     pub fn read(root: &Path, cores: &[usize]) -> Self {
-        let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
-        let meminfo = text("proc/meminfo");
-        let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse().ok());
+        let Machine { isolated, free_huge_pages, .. } = Machine::read(root);
         let all = if cores.is_empty() { &[0][..] } else { cores };
-        let governor = |core: &usize| text(&format!("sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
+        let governors = all.iter().map(|core| machine::governor(root, *core)).filter(|name| !name.is_empty());
         Self {
-            isolated: text("sys/devices/system/cpu/isolated"),
-            governors: all.iter().map(governor).filter(|name| !name.is_empty()).collect(),
-            free_huge_pages: free.unwrap_or(0),
-            clock_source: text("sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            isolated,
+            governors: governors.collect(),
+            free_huge_pages: free_huge_pages.unwrap_or(0),
+            clock_source: machine::text(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
             processors: thread::available_parallelism().map_or(1, usize::from),
         }
     }

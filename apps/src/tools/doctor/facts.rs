@@ -2,6 +2,8 @@ use std::path::{Path, PathBuf};
 
 use wirepath_pmd::drivers::nic::rdma::Rdma;
 
+use crate::machine::{self, Machine};
+
 /// Facts about the machine, read from files of the kernel. Any of them may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -40,23 +42,18 @@ impl Facts {
     pub fn read(root: &Path) -> Self {
         let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let status = text("proc/self/status");
-        let meminfo = text("proc/meminfo");
-        let number = |name: &str| value(&meminfo, name).and_then(|v| v.split_whitespace().next()?.parse().ok());
-        let governor = text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+        let Machine { huge_page_kib, free_huge_pages, transparent_huge_pages, isolated, .. } = Machine::read(root);
         Self {
             missing_cpu_features: wirepath::cli::missing_cpu_features(),
             kernel: version(&text("proc/sys/kernel/osrelease")),
-            capabilities: value(&status, "CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()),
+            capabilities: machine::field(&status, "CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()),
             locked_memory: locked_memory(&text("proc/self/limits")),
-            huge_pages: number("Hugepagesize").zip(number("HugePages_Free")),
-            transparent_huge_pages: {
-                let enabled = text("sys/kernel/mm/transparent_hugepage/enabled");
-                enabled.contains("[always]") || enabled.contains("[madvise]")
-            },
+            huge_pages: huge_page_kib.zip(free_huge_pages),
+            transparent_huge_pages: matches!(transparent_huge_pages.as_str(), "always" | "madvise"),
             bpf_jit: Some(text("proc/sys/net/core/bpf_jit_enable").trim()).filter(|s| !s.is_empty()).map(|s| s != "0"),
             default_routes: default_routes(&text("proc/self/net/route"), &text("proc/self/net/ipv6_route")),
-            governor: Some(governor.trim().to_owned()).filter(|name| !name.is_empty()),
-            isolated: text("sys/devices/system/cpu/isolated").trim().to_owned(),
+            governor: Some(machine::governor(root, 0)).filter(|name| !name.is_empty()),
+            isolated,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             tun: root.join("dev/net/tun").exists(),
             rdma: Rdma::probe(root),
@@ -69,11 +66,6 @@ fn programs() -> Vec<PathBuf> {
     let own = std::env::current_exe().unwrap_or_else(|_| "wirepath".into());
     let beside = ["l2fwd", "tunnel-gateway"].map(|name| own.with_file_name(name));
     std::iter::once(own).chain(beside.into_iter().filter(|path| path.is_file())).collect()
-}
-
-/// Returns the value of a line `name: value`.
-fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {
