@@ -61,9 +61,7 @@ impl LocalEndpoint {
             kind: underlay.plain.kind,
         }
     }
-}
 
-impl LocalEndpoint {
     /// Returns whether a packet has the IP version, the protocol and the port of plain packets.
     #[inline(always)]
     fn may_be_plain(&self, packet: &Packet) -> bool {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::drivers::kernel::common::netlink::{Attributes, IFINFOMSG, read_string, read_u16, read_u32};
 use crate::port::MacAddr;
 
-const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_DELLINK: u16 = 17;
 pub(super) const RTM_NEWNEIGH: u16 = 28;
 pub(super) const RTM_DELNEIGH: u16 = 29;
 
@@ -22,7 +22,7 @@ pub(super) const IFLA_VXLAN_LEARNING: u16 = 7;
 pub(super) const IFLA_VXLAN_PORT: u16 = 15;
 pub(super) const IFLA_VXLAN_LOCAL6: u16 = 17;
 const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
-const IFF_UP: u32 = 1;
+pub(super) const IFF_UP: u32 = 1;
 
 /// Length of `struct ndmsg`.
 pub(super) const NDMSG: usize = 12;

@@ -4,16 +4,14 @@ use std::io;
 use std::net::IpAddr;
 
 use super::messages::{
-    IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
+    IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
     IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_LLADDR, NDMSG, NTF_EXT_LEARNED,
-    RTM_DELNEIGH, RTM_NEWNEIGH,
+    RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH,
 };
 use super::{Malformed, Message, Vxlan};
 use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
 use crate::port::MacAddr;
 
-const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 const RTM_GETNEIGH: u16 = 30;
@@ -33,7 +31,6 @@ const NO_ADDRESS: u8 = 1;
 const VETH_INFO_PEER: u16 = 1;
 /// `NLA_F_NESTED`.
 const NESTED: u16 = 1 << 15;
-const IFF_UP: u32 = 1;
 const NTF_MASTER: u8 = 0x04;
 const NUD_REACHABLE: u16 = 0x02;
 

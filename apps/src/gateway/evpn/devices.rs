@@ -29,7 +29,7 @@ pub(in crate::gateway) struct EvpnSegment {
     pub(in crate::gateway) local: Option<IpAddr>,
     /// UDP port of the tunnels.
     pub(in crate::gateway) udp_port: u16,
-    /// Seconds until an address that nobody sends from is withdrawn; 0: never.
+    /// Seconds from the last frame of an address to its withdrawal; 0: never.
     pub(in crate::gateway) ageing: u32,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_pipeline::tunnel::ExternalChanges;
-use wirepath_pmd::rtnetlink::{Received, Requests, Subscription, Table};
+use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 use wirepath_wire::MacAddr;
 
 use super::devices::{self, EvpnSegment, Names};
@@ -295,10 +295,7 @@ impl Thread {
         let mut limit = DATAGRAMS;
         let mut lost = false;
         loop {
-            let received = subscription.receive(limit, |message| match message {
-                Ok(message) => mirror.apply(&message),
-                Err(_) => *malformed += 1,
-            })?;
+            let received = subscription.receive(limit, read_into(mirror, malformed))?;
             match received {
                 Received::Lost => {
                     // What waits is older than the next dump. The kernel reports the next loss only after the queue
@@ -326,10 +323,7 @@ impl Thread {
         let mut complete = true;
         for table in [Table::Links, Table::Fdb, Table::Neighbours] {
             let Self { requests, mirror, malformed, .. } = self;
-            complete &= requests.dump(table, |message| match message {
-                Ok(message) => mirror.apply(&message),
-                Err(_) => *malformed += 1,
-            })?;
+            complete &= requests.dump(table, read_into(mirror, malformed))?;
         }
         if complete {
             self.mirror.finish();
@@ -346,10 +340,7 @@ impl Thread {
     fn receive_all(&mut self) -> io::Result<()> {
         let Self { subscription, mirror, malformed, overflows, .. } = self;
         loop {
-            let received = subscription.receive(usize::MAX, |message| match message {
-                Ok(message) => mirror.apply(&message),
-                Err(_) => *malformed += 1,
-            })?;
+            let received = subscription.receive(usize::MAX, read_into(mirror, malformed))?;
             match received {
                 Received::All => return Ok(()),
                 Received::Lost => *overflows += 1,
@@ -433,5 +424,13 @@ impl Thread {
             interrupted: self.interrupted,
             waiting: self.writer.waiting(),
         };
+    }
+}
+
+/// Returns what takes messages of the kernel.
+fn read_into(mirror: &mut Mirror, malformed: &mut u64) -> impl FnMut(Result<Message, Malformed>) {
+    |message| match message {
+        Ok(message) => mirror.apply(&message),
+        Err(Malformed) => *malformed += 1,
     }
 }
