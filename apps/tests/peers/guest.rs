@@ -672,14 +672,15 @@ impl Peer {
         self.guest.sh("until cat /proc/net/udp /proc/net/udp6 | grep -q ':0007 '; do sleep 0.05; done");
         let echo_port = self.world.hosts[0].inside(|| UdpSocket::bind((inner.host[0], 0)).expect("bind"));
         echo_port.connect((inner.guest[0], 7)).expect("an address");
-        echo_all(&echo_port, None, inner, SAMPLE, self.longest);
+        let result = echo_all(&echo_port, None, inner, SAMPLE, self.longest);
+        result.unwrap_or_else(|why| self.fail(&why));
         self.guest.sh("kill $(pidof socat)");
         // A signal has ended it.
         let _ = self.guest.wait(echo);
     }
 
     /// Sends echo requests to the guest's kernel and compares what returns.
-    fn ping(&self, inner: &Inner) -> u16 {
+    fn ping(&mut self, inner: &Inner) -> u16 {
         let host = &self.world.hosts[0];
         // Every group may have sockets for echo requests.
         host.sysctl("net.ipv4.ping_group_range", "0 2147483647");
@@ -692,8 +693,27 @@ impl Peer {
         let socket = UdpSocket::from(socket);
         socket.connect((inner.guest[0], 0)).expect("an address");
         let count = if self.world.variant.driver == "af_packet" { REQUESTS } else { REQUESTS / 10 };
-        echo_all(&socket, Some([request, reply]), inner, count, self.longest);
+        let result = echo_all(&socket, Some([request, reply]), inner, count, self.longest);
+        result.unwrap_or_else(|why| self.fail(&why));
         count
+    }
+
+    /// Fails with what the kernels of both ends know about packets that do not return.
+    fn fail(&mut self, why: &str) -> ! {
+        const STATE: &str = "for n in '' $(ip netns list | cut -d ' ' -f 1); do
+                 in=${n:+ip netns exec $n}
+                 echo \"--- namespace ${n:-of the guest}\"
+                 $in ip -s link; $in ip -s neigh; $in cat /proc/net/softnet_stat
+                 $in cat /proc/net/snmp /proc/net/snmp6 | grep -v ' 0$'
+             done
+             dmesg | tail -n 20";
+        let host = self.world.hosts[0].run(&[
+            "sh",
+            "-c",
+            "ip -s link; ip -s neigh; cat /proc/net/snmp /proc/net/snmp6 | grep -v ' 0$'",
+        ]);
+        let guest = self.guest.run(STATE);
+        panic!("{why}\n=== the host\n{}\n=== the guest\n{}{}", host.stdout, guest.stdout, guest.stderr);
     }
 
     /// Exchanges datagrams and shows the packets of both directions to tshark.
@@ -790,14 +810,20 @@ fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
 /// Time without progress after which datagrams are sent again: the guest or a queue of the kernel may lose some on a
 /// loaded machine. The gateway loses none, as its own counters show.
 const LATE: Duration = Duration::from_secs(5);
-/// Datagrams of an exchange that may be sent again.
-const MAX_RESENT: usize = 3 * WINDOW;
+/// Datagrams of an exchange that may be sent again. A guest on a loaded machine may stand still for [`STALLED`].
+const MAX_RESENT: usize = 12 * WINDOW;
 
-/// Sends messages to a destination that echoes them. Each returns unchanged.
+/// Sends messages to a destination that echoes them. Each returns unchanged. An error names those that do not return.
 ///
 /// `types` are those of an echo request and its reply if the socket is one of ICMP, and `None` for UDP. The headers of
 /// both protocols have the same length. The kernel fills the other fields of ICMP.
-fn echo_all(socket: &UdpSocket, types: Option<[u8; 2]>, inner: &Inner, count: u16, longest: usize) {
+fn echo_all(
+    socket: &UdpSocket,
+    types: Option<[u8; 2]>,
+    inner: &Inner,
+    count: u16,
+    longest: usize,
+) -> Result<(), String> {
     let header = types.map_or_else(Vec::new, |[request, _]| vec![request, 0, 0, 0, 0, 0, 0, 0]);
     socket.set_read_timeout(Some(LATE)).expect("a timeout");
     // Each datagram can occupy several times its length.
@@ -820,14 +846,16 @@ fn echo_all(socket: &UdpSocket, types: Option<[u8; 2]>, inner: &Inner, count: u1
             if !resent.is_empty() {
                 print_uncaptured(&format!("{}: {resent:?} of {count} messages were sent again", inner.name));
             }
-            return;
+            return Ok(());
         }
         let length = match socket.recv(&mut buffer) {
             Ok(length) => length,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => {
                 let is_late = error.kind() == ErrorKind::WouldBlock && resent.len() < MAX_RESENT;
-                assert!(is_late && progress.elapsed() < STALLED, "{open:?} do not return, after {resent:?}: {error}");
+                if !is_late || progress.elapsed() >= STALLED {
+                    return Err(format!("{open:?} do not return, after {resent:?}: {error}"));
+                }
                 open.iter().for_each(|number| send(*number));
                 resent.extend(open.iter().copied());
                 continue;
