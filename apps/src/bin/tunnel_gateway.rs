@@ -13,7 +13,7 @@ use wirepath::control_socket::ControlSocket;
 use wirepath::rules::{ControlWithRules, RuleSettings};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
-    Arguments, GatewayMonitor, Report, Setup, check_opened, check_tags, report_nic_tunnels, rule_parser,
+    Arguments, GatewayMonitor, Report, Setup, StateSettings, check_opened, check_tags, report_nic_tunnels, rule_parser,
     update_nic_tunnels, warn_of_lost_tags,
 };
 use wirepath_pipeline::observe::CaptureSpec;
@@ -53,6 +53,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         report_every: (live && cli::can_redraw()).then_some(Duration::from_secs(1)),
     };
     let (control, rules) = (setup.common.control.clone(), std::mem::take(&mut setup.common.rules));
+    let state = setup.state.take();
     let (mut runtime, config) = setup.open()?;
     if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.run.config.as_deref())? {
         runtime.set_management(Box::new(socket));
@@ -68,6 +69,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
     control.start_evpn()?;
+    control.start_state(state, runtime.ports())?;
     let from = (&source, arguments.run.config.as_deref());
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));
@@ -96,7 +98,7 @@ fn capture_drops(path: &Path, runtime: &Runtime, config: &GatewayConfig) -> Resu
 
 /// Checks the configuration, and this machine if `scope` says so.
 fn check(setup: Setup, scope: cli::CheckScope, json: bool) -> Result<(), Failure> {
-    let Setup { common: Config { ports, runtime, rules, control, .. }, gateway } = setup;
+    let Setup { common: Config { ports, runtime, rules, control, .. }, gateway, state } = setup;
     let (underlay, segments) = (&gateway.underlay, &gateway.segments);
     let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
     let counts = [("ports", ports.len()), ("segments", segments.len()), ("remotes", remotes)];
@@ -106,6 +108,7 @@ fn check(setup: Setup, scope: cli::CheckScope, json: bool) -> Result<(), Failure
         cli::CheckScope::Machine => Some(cli::check_machine(ports, runtime, |runtime| {
             check_opened(runtime.ports(), &gateway)?;
             rules.check_opened(runtime, rule_parser(&gateway))?;
+            state.as_ref().map_or(Ok(()), StateSettings::check)?;
             ControlSocket::check(&control)
         })?),
     };

@@ -3,12 +3,13 @@
 use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
-use wirepath_pipeline::{Control, ControlPlane, Punt, Rates};
+use wirepath_pipeline::{Control, ControlPlane, PortInfo, Punt, Rates};
 use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_wire::Parser;
 
 use super::demo::Peer;
 use super::evpn::{self, Evpn};
+use super::state::{self, StateFile, StateSettings};
 use super::{NicTunnels, rule_parser};
 use wirepath::cli::{self, Failure, Rate, Service, Table};
 
@@ -28,6 +29,8 @@ pub struct GatewayMonitor {
     pub offload: NicTunnels,
     /// Exchange with the kernel's tables, if a segment needs it.
     evpn: Option<Evpn>,
+    /// File for what is learned, if it is configured.
+    state: Option<StateFile>,
     service: Service,
     /// Statistics of the segments at the previous output of rates.
     last_stats: Vec<SegmentStats>,
@@ -45,6 +48,7 @@ impl GatewayMonitor {
             common,
             offload: NicTunnels::default(),
             evpn: None,
+            state: None,
             service: Service::new(),
             last_stats: Vec::new(),
             last_elapsed: 0.0,
@@ -59,6 +63,18 @@ impl GatewayMonitor {
         let segments = evpn::segments(self.gateway.config());
         if !segments.is_empty() {
             self.evpn = Some(Evpn::start(segments)?);
+        }
+        Ok(())
+    }
+
+    /// Restores what a former process has learned, and begins to keep it in the file, if there are settings. Call this
+    /// before the workers start.
+    ///
+    /// # Errors
+    /// If the folder of the file cannot be written.
+    pub fn start_state(&mut self, settings: Option<StateSettings>, ports: &[PortInfo]) -> Result<(), Failure> {
+        if let Some(settings) = settings {
+            self.state = Some(StateFile::start(settings, &mut self.gateway, ports)?);
         }
         Ok(())
     }
@@ -165,10 +181,13 @@ impl Control for GatewayMonitor {
     }
 
     fn tables(&mut self) -> Vec<&'static TableSpec> {
-        [self.gateway.tables(), evpn::TABLES.to_vec()].concat()
+        [self.gateway.tables(), evpn::TABLES.to_vec(), vec![&state::TABLE]].concat()
     }
 
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        if table.name == state::TABLE.name {
+            return page.extend(&self.state, |state| state.row());
+        }
         if !evpn::TABLES.iter().any(|own| own.name == table.name) {
             return self.gateway.list(table, page, plane);
         }
@@ -181,6 +200,9 @@ impl Control for GatewayMonitor {
         self.gateway.tick(plane);
         if let Some(evpn) = &mut self.evpn {
             evpn.tick(&mut self.gateway, plane);
+        }
+        if let Some(state) = &mut self.state {
+            state.tick(&mut self.gateway, plane);
         }
         self.service.tick(plane);
     }
@@ -205,12 +227,17 @@ impl Control for GatewayMonitor {
         if let Some(evpn) = &mut self.evpn {
             evpn.stop();
         }
+        if let Some(state) = &mut self.state {
+            state.finish(&mut self.gateway, plane);
+        }
         self.gateway.before_stop(plane);
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
         // Waits until the devices are removed.
         self.evpn = None;
+        // Waits until the file is written.
+        self.state = None;
         self.service.stop();
         self.gateway.stop(plane);
     }

@@ -7,6 +7,7 @@ use wirepath_pmd::port::{PortId, VlanTags};
 use wirepath_settings::{ConfigError, ConfigTable, Source};
 use wirepath_wire::Parser;
 
+use super::state::{STATE, StateSettings};
 use wirepath::cli::Failure;
 use wirepath::configuration::PortNumbers;
 use wirepath::{Config, common_tables};
@@ -32,8 +33,10 @@ ports = [{ port = "lan" }]
 "#;
 
 /// Description of all tables of the gateway's configuration.
-pub static TABLES: ConfigTable =
-    ConfigTable { tables: || [common_tables(), vec![&UNDERLAY, &SEGMENT, &VRF, &BFD]].concat(), ..ConfigTable::EMPTY };
+pub static TABLES: ConfigTable = ConfigTable {
+    tables: || [common_tables(), vec![&UNDERLAY, &SEGMENT, &VRF, &BFD, &STATE]].concat(),
+    ..ConfigTable::EMPTY
+};
 
 /// Complete configuration of the gateway, checked as far as possible without opening a port.
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub struct Setup {
     pub common: Config,
     /// Underlay and segments.
     pub gateway: GatewayConfig,
+    /// File for what is learned.
+    pub state: Option<StateSettings>,
 }
 
 impl Setup {
@@ -52,15 +57,17 @@ impl Setup {
 
     /// Reads a configuration for a gateway whose ports have these numbers.
     pub(super) fn read_numbered(source: &Source, numbers: &PortNumbers) -> Result<Self, ConfigError> {
-        let (common, gateway) = Config::read_numbered(source, &TABLES, numbers, |top, names| {
+        let (common, (gateway, state)) = Config::read_numbered(source, &TABLES, numbers, |top, names| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            GatewayConfig::read(top, &names)
+            let gateway = GatewayConfig::read(top, &names);
+            let state = StateSettings::read(top)?;
+            Ok((gateway?, state))
         })?;
         // Without the key, the MTU is known when the port is open.
         if let Some(mtu) = common.port(gateway.underlay.port).and_then(|port| port.mtu) {
             gateway.check_mtus(mtu)?;
         }
-        Ok(Self { common, gateway })
+        Ok(Self { common, gateway, state })
     }
 
     /// Rejects ports that are not used, because a segment was probably forgotten. A flow rule may use a port too, and
@@ -84,7 +91,7 @@ impl Setup {
 
     /// Opens the ports and checks the properties that only open ports have. Nothing is started.
     pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
-        let Self { common, gateway } = self;
+        let Self { common, gateway, .. } = self;
         let runtime = common.open()?;
         check_opened(runtime.ports(), &gateway)?;
         if let Some(underlay) = runtime.ports().get(gateway.underlay.port) {

@@ -35,6 +35,7 @@ mod path_mtu;
 mod ping;
 mod program;
 mod reload;
+mod restart;
 mod routing;
 mod rules;
 mod scapy_remote;
@@ -336,12 +337,14 @@ over! {
 over! {
     af_packet_return,
     by("af_packet", false),
+    learned_state: crate::restart::floods_no_known_station;
     interfaces: crate::lifecycle::goes_on_when_interfaces_return;
     l2fwd_address: crate::l2fwd::a_new_address_is_the_source;
 }
 over! {
     af_xdp_return,
     by("af_xdp", true),
+    learned_state: crate::restart::floods_no_known_station;
     interfaces: crate::lifecycle::goes_on_when_interfaces_return;
 }
 over! {

@@ -148,6 +148,7 @@ impl Place {
                 let segment = segment.replace("remotes = [", "remotes = [\"10.9.0.9\", ");
                 place(true, &format!("{segment}{lan}"), "[bfd]\n")
             }
+            "state" => place(true, &format!("{segment}{lan}"), "[state]\nfile = \"gateway.state\"\n"),
             "vrf" => place(
                 true,
                 &format!("{segment}{lan}vrf = \"red\"\naddresses = [\"10.1.0.1/24\"]\n"),

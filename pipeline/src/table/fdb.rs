@@ -107,6 +107,8 @@ pub struct FdbWriter {
     wheel: TimerWheel<Key>,
     /// Slots of the table that hold a key, removed or not.
     used: usize,
+    /// Number of tables that replaced another one.
+    rebuilds: u64,
 }
 
 /// Capacity of the first table, in keys.
@@ -145,6 +147,7 @@ impl FdbWriter {
             ageing: HashMap::new(),
             wheel: TimerWheel::new(now.into()),
             used: 0,
+            rebuilds: 0,
         }
     }
 
@@ -444,6 +447,11 @@ impl FdbWriter {
         self.fdb.table(self.reader.guard()).iter().map(|entry| fdb_entry(entry, external)).collect()
     }
 
+    /// Number of times that the table was rebuilt. Entries have other positions then.
+    pub fn rebuilds(&self) -> u64 {
+        self.rebuilds
+    }
+
     /// Iterates over the slots of the table from a position on, with `None` for a free slot. A table that is rebuilt
     /// has other positions.
     pub fn slots_from(&mut self, position: u64) -> impl Iterator<Item = (u64, Option<FdbEntry>)> {
@@ -503,6 +511,7 @@ impl FdbWriter {
             }
         }
         self.fdb.table.replace(next);
+        self.rebuilds += 1;
         self.bump_generation();
         self.reader.quiescent();
         self.domain.collect();

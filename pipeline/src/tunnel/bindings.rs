@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -107,6 +108,18 @@ impl Bindings {
     /// Iterates over the bindings of all segments in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u16, IpAddr, &Binding)> {
         self.segments.iter().flat_map(|(segment, all)| all.iter().map(|(ip, binding)| (*segment, *ip, &**binding)))
+    }
+
+    /// Iterates over the bindings of all segments in order, behind this one.
+    pub(super) fn iter_after(&self, after: Option<(u16, IpAddr)>) -> impl Iterator<Item = (u16, IpAddr, &Binding)> {
+        let first = after.map_or(0, |(segment, _)| segment);
+        self.segments.range(first..).flat_map(move |(segment, all)| {
+            let from = match after {
+                Some((of, ip)) if of == *segment => Bound::Excluded(ip),
+                _ => Bound::Unbounded,
+            };
+            all.range((from, Bound::Unbounded)).map(|(ip, binding)| (*segment, *ip, &**binding))
+        })
     }
 
     /// Number of bindings of a segment.

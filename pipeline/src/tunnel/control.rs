@@ -678,34 +678,10 @@ impl GatewayControl {
         };
         let known = self.list.iter().any(|r| r.address == source && tunnel_id(&self.layout, r.segment) == id);
         if !known {
-            let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
-            let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
-            let destination = self.segment_config(segment).map_or(source, |it| it.destination(source));
-            let next_hop = self.next_hops.next_hop(destination);
-            let (Some(local), Some(next_hop)) = (local, next_hop) else {
-                return plane.drop(packet, DropReason::NoRoute);
-            };
-            if !self.layout.underlay.can_be_remote(source) {
-                return plane.drop(packet, DropReason::BadSource);
+            if let Err(reason) = self.add_learned_remote(segment, source, plane.seconds()) {
+                return plane.drop(packet, reason);
             }
-            let Some(index) = self.place_for_remote(segment, plane.seconds()) else {
-                return plane.drop(packet, DropReason::RemoteLimit);
-            };
             tracing::debug!("remote {source} joins the segment of {id}");
-            let settings = self.segment_config(segment);
-            let mtu = self.path_mtus.of(local, source, self.underlay_mtu);
-            let max_frame = max_frame(&self.config.underlay, mtu, settings, source);
-            // Its next hop is resolved when the first frame has to be sent to it.
-            let remote = Remote::new(source, segment, max_frame, settings);
-            let route = Route::new(local, Some(next_hop));
-            match (self.list.get_mut(index as usize), self.routes.get_mut(index as usize)) {
-                (Some(free), Some(free_route)) => (*free, *free_route) = (remote, route),
-                _ => {
-                    self.list.push(remote);
-                    self.routes.push(route);
-                }
-            }
-            self.dirty = true;
             self.run_actions(plane);
         }
         if let Some(id) = self.config.underlay.vlan {
@@ -716,7 +692,7 @@ impl GatewayControl {
     }
 
     /// Returns the index for a new learned remote. Evicts another one if there are too many.
-    fn place_for_remote(&mut self, segment: u16, now: u32) -> Option<u32> {
+    pub(super) fn place_for_remote(&mut self, segment: u16, now: u32) -> Option<u32> {
         if self.learned.is_full(segment) {
             let answers = |index: u32| self.routes.get(index as usize).is_some_and(|route| route.mac.is_some());
             let victim = self.learned.victim(segment, answers)?;

@@ -161,7 +161,7 @@ impl GatewayControl {
     }
 
     /// Returns the limits for an address of a segment at this place.
-    fn learn_limits(&self, segment: u16, to: Destination) -> LearnLimits {
+    pub(super) fn learn_limits(&self, segment: u16, to: Destination) -> LearnLimits {
         let rules = self.learn_rules(segment);
         let destination = match to {
             Destination::Attachment(index) => {

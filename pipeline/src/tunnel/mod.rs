@@ -31,6 +31,7 @@
 //! - `control`: combines these on the control thread.
 //! - `external`: remotes and addresses from another control plane, such as the kernel's tables.
 //! - `reconfigure`: changes of the configuration while the workers forward.
+//! - `state`: what a process passes to its successor.
 //! - `places`: indices of segments, attachments and remotes, which stay over such a change.
 //! - [`counters`]: counters per segment and worker.
 //! - [`kinds`]: the kinds of tunnels, such as VXLAN, each with its header.
@@ -75,6 +76,7 @@ mod reconfigure;
 mod report;
 pub mod router;
 mod stage;
+mod state;
 mod storm_control;
 mod suppression;
 pub mod tables;
@@ -90,6 +92,7 @@ pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use path_mtu::PathMtuStats;
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
+pub use state::{Fact, PARTS, Part, Passed, Place, Restored, StatePass};
 pub use storm_control::StormLimits;
 pub use suppression::{StaticBinding, SuppressionConfig};
 pub use tables::NicNumbers;

@@ -232,6 +232,16 @@ impl PathMtus {
         self.paths.get(&(local, remote)).map_or(most, |path| path.mtu.min(most))
     }
 
+    /// Iterates over the lower MTUs: path, MTU, and seconds until it is forgotten.
+    pub(super) fn lowered(&self, now: u32) -> impl Iterator<Item = ((IpAddr, IpAddr), u16, u32)> {
+        self.paths.iter().map(move |(path, it)| (*path, it.mtu, it.until.saturating_sub(now)))
+    }
+
+    /// Sets the MTU of a path, which is forgotten in the second `until`.
+    pub(super) fn restore(&mut self, path: (IpAddr, IpAddr), mtu: u16, until: u32) {
+        self.paths.insert(path, Lowered { mtu, until });
+    }
+
     /// Number of paths with a lower MTU.
     pub(super) fn len(&self) -> usize {
         self.paths.len()
