@@ -8,7 +8,7 @@ use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Packet, Pool};
-use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
+use wirepath_pmd::port::{Bifurcation, KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
 use wirepath_wire::Parser;
 
 use super::ports::PortChanges;
@@ -347,6 +347,14 @@ impl ControlPlane {
     /// ([`wirepath_pmd::port::PuntToKernel::set_rules`]).
     pub fn set_rules(&mut self, port: PortId, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
         self.device(port).map_or(Ok(Vec::new()), |port| port.set_rules(rules))
+    }
+
+    /// Replaces the packets that a port takes from an interface which it shares with the kernel.
+    ///
+    /// # Errors
+    /// If the device refuses them. The old ones stay in force.
+    pub fn set_bifurcation(&mut self, port: PortId, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        self.device(port).map_or(Ok(()), |port| port.set_bifurcation(bifurcation))
     }
 
     /// Returns the packets and bytes of a rule that the port applies itself.

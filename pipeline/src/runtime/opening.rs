@@ -144,7 +144,8 @@ fn open_port(
     share: u32,
     pool: impl FnOnce(Option<u32>) -> Result<Pool, PoolError>,
 ) -> Result<UnstartedPort, RuntimeError> {
-    let PortSettings { name, plan, queues, depth, mtu, promiscuous, gro, on_loss, key_spans, .. } = settings;
+    let PortSettings { name, plan, queues, depth, mtu, promiscuous, gro, bifurcation, on_loss, key_spans, .. } =
+        settings;
     let at = |error| {
         let (at, source) = position(&key_spans, &name, error);
         RuntimeError::Open { at, source }
@@ -159,7 +160,8 @@ fn open_port(
     }
     let pool = pool(capabilities.numa_node)?;
     let (rx_queues, tx_queues) = (queues, queues);
-    let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, gro, pool: pool.clone() };
+    let pool_of_port = pool.clone();
+    let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, gro, bifurcation, pool: pool_of_port };
     let configured = port.configure(config).map_err(at)?;
     // The driver `auto` may have taken another one, because of the configuration.
     let capabilities = configured.capabilities();

@@ -14,8 +14,8 @@ use super::nic::common::probe::{describe, list_devices};
 use super::nic::rdma::is_adapter_of;
 use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, LEFT_OUT_TABLES, device_kind, driver_plan, find};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
-    PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig,
+    PortError, PortEvent, PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
@@ -325,6 +325,10 @@ impl Device for AutoDevice {
 
     fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         self.device.restart(config)
+    }
+
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        self.device.set_bifurcation(bifurcation)
     }
 
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {

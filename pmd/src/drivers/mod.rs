@@ -34,7 +34,7 @@ use std::time::Duration;
 pub use privilege::setcap_command;
 
 use crate::port::faults::{self, Faults, QueueFaults};
-use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
+use crate::port::{Bifurcation, Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, Flag, Integer, Key, Number, Required, Settings, Span, Text, WithDefault, Written,
@@ -368,6 +368,8 @@ pub struct PortSettings {
     pub promiscuous: bool,
     /// Joins TCP packets of a burst to superframes.
     pub gro: bool,
+    /// Packets that the port takes; `None`: all. A program that shares the interface with the kernel sets it.
+    pub bifurcation: Option<Bifurcation>,
     /// Reaction to the loss of the device.
     pub on_loss: OnLoss,
 }
@@ -416,6 +418,7 @@ impl PortSettings {
             mtu: self.mtu.unwrap_or(DEFAULT_MTU),
             promiscuous: self.promiscuous,
             gro: self.gro,
+            bifurcation: self.bifurcation.clone(),
             pool,
         }
     }
@@ -458,6 +461,7 @@ impl fmt::Debug for PortSettings {
             .field("mtu", &self.mtu)
             .field("promiscuous", &self.promiscuous)
             .field("gro", &self.gro)
+            .field("bifurcation", &self.bifurcation)
             .field("on_loss", &self.on_loss)
             .finish_non_exhaustive()
     }
@@ -505,7 +509,20 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
         Some(faults) => faults::inject(plan, faults),
         None => plan,
     };
-    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, gro, on_loss })
+    Ok(PortSettings {
+        name,
+        name_span,
+        key_spans,
+        device,
+        plan,
+        queues,
+        depth,
+        mtu,
+        promiscuous,
+        gro,
+        bifurcation: None,
+        on_loss,
+    })
 }
 
 /// Reads the table `faults` inside a port's table.

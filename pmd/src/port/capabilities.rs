@@ -76,6 +76,8 @@ pub struct Capabilities {
     pub can_wait: bool,
     /// Treatment of the VLAN tags of received frames.
     pub vlan_tags: VlanTags,
+    /// True if the port can leave a part of the packets with the kernel ([`super::Bifurcation`]).
+    pub can_bifurcate: bool,
     /// Path of packets to the kernel's network stack. Like `mode`, it is final only after the start of the
     /// port.
     pub kernel_punt: KernelPunt,
@@ -111,6 +113,7 @@ impl Capabilities {
             numa_node: None,
             can_wait: false,
             vlan_tags: VlanTags::Kept,
+            can_bifurcate: false,
             kernel_punt: KernelPunt::No(super::NO_KERNEL),
         }
     }

@@ -29,8 +29,8 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 
 use super::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
-    PortId, PortSpec, PuntToKernel, Queues, RuleHardware, RxDriver, TunnelTso, TxDriver,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig,
+    PortError, PortEvent, PortId, PortSpec, PuntToKernel, Queues, RuleHardware, RxDriver, TunnelTso, TxDriver,
 };
 
 /// Largest [`QueueFaults::distance`].
@@ -211,6 +211,10 @@ impl Device for FaultyDevice {
     fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         let queues = self.inner.restart(config)?;
         Ok(self.wrap(queues, config))
+    }
+
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        self.inner.set_bifurcation(bifurcation)
     }
 
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {

@@ -8,6 +8,7 @@
 //! Each step consumes the value of the one before, so that a wrong order does not compile. Queues are `Send`
 //! but not `Sync`: one worker owns each. A port describes itself and its mode as data ([`Capabilities`]).
 
+mod bifurcation;
 mod capabilities;
 mod error;
 pub mod faults;
@@ -22,6 +23,7 @@ mod reattach;
 use std::fmt;
 use std::sync::Arc;
 
+pub use bifurcation::Bifurcation;
 pub use capabilities::{Capabilities, Link, LinkState, MacAddr, Offloads, VlanTags};
 pub use error::{PortError, TriedDriver};
 pub(crate) use handoff::RingHandoff;
@@ -78,6 +80,10 @@ pub trait PortSpec: fmt::Debug + Send {
 /// Reason of ports that are not connected to a kernel.
 const NO_KERNEL: &str = "the port is not connected to a kernel's network stack";
 
+/// Reason of ports that take all packets of their device or none.
+const NO_BIFURCATION: &str = "the driver cannot leave a part of the packets with the kernel (flow bifurcation); \
+     af_packet and af_xdp can";
+
 /// One opened device, as a driver implements it. Programs use [`OpenPort`] and what follows instead.
 ///
 /// Every device has a link ([`DeviceLink`]). Statistics beyond the queues' own, flow rules in hardware and packets for
@@ -108,6 +114,16 @@ pub trait Device: DeviceLink + Send {
     /// Must not wait.
     fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         self.start(config)
+    }
+
+    /// Replaces [`PortConfig::bifurcation`] of a started device.
+    ///
+    /// # Errors
+    /// If the device cannot, or was started without one. The old selection is in force then.
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        let _ = bifurcation;
+        let Capabilities { driver, device, .. } = self.capabilities();
+        Err(PortError::Refused { driver, device, reason: NO_BIFURCATION.to_owned() })
     }
 
     /// Statistics beyond those of the queues.
@@ -196,6 +212,8 @@ pub struct PortConfig {
     /// True to join received TCP packets and UDP datagrams to superframes ([`wirepath_packet::gro`]), those of one
     /// burst.
     pub gro: bool,
+    /// Packets that the port takes from the interface; `None`: all. Ports with a selection are never promiscuous.
+    pub bifurcation: Option<Bifurcation>,
     /// Pool of the received packets.
     pub pool: Pool,
 }
@@ -203,7 +221,8 @@ pub struct PortConfig {
 impl PortConfig {
     /// One queue per direction, 1024 entries, MTU 1500, promiscuous mode.
     pub fn new(id: PortId, pool: Pool) -> Self {
-        Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, gro: false, pool }
+        let (rx_queues, tx_queues, depth, mtu) = (1, 1, 1024, 1500);
+        Self { id, rx_queues, tx_queues, depth, mtu, promiscuous: true, gro: false, bifurcation: None, pool }
     }
 
     /// Adds the capabilities that a port has by its configuration.
@@ -228,6 +247,13 @@ impl PortConfig {
                 })
             }
         };
+        if self.bifurcation.is_some() && !limits.can_bifurcate {
+            return Err(PortError::Refused {
+                driver: limits.driver,
+                device: limits.device.clone(),
+                reason: NO_BIFURCATION.to_owned(),
+            });
+        }
         check("receive queues", self.rx_queues.into(), 0..=limits.max_rx_queues.into())?;
         check("transmit queues", self.tx_queues.into(), 0..=limits.max_tx_queues.into())?;
         check("mtu", self.mtu.into(), 68..=limits.max_mtu.into())?;
@@ -435,6 +461,17 @@ impl Port {
     /// Tells the device the rules, see [`PuntToKernel::set_rules`].
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
         self.device.punt_to_kernel().map_or(Ok(Vec::new()), |device| device.set_rules(rules, self.config.id))
+    }
+
+    /// Replaces the packets that the port takes, see [`Device::set_bifurcation`]. A lost device has them when it
+    /// returns.
+    ///
+    /// # Errors
+    /// If the device refuses them.
+    pub fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        self.device.set_bifurcation(bifurcation)?;
+        self.config.bifurcation = Some(bifurcation.clone());
+        Ok(())
     }
 
     /// Packets and bytes of a rule that the device applies.

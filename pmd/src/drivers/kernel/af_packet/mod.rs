@@ -16,6 +16,9 @@
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
 //! frames. The BPF link that holds it belongs to this process.
+//!
+//! A port with a [`Bifurcation`] takes only some frames, by a filter of its sockets. The program at the hook drops the
+//! same frames, and the kernel processes all others.
 
 mod ring;
 mod rx;
@@ -34,6 +37,7 @@ use socket::{Fanout, Filter, Socket};
 use tx::{Sender, Sockets};
 
 use super::common::assembler::{Assembler, Register};
+use super::common::bifurcation;
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
 use super::common::ethtool::{self, Segmentation};
 use super::common::link::{Dropped, Interface};
@@ -45,8 +49,8 @@ use super::common::vnet_hdr::VnetOffload;
 use super::common::{check_mtu, privilege_error, system_error};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
-    PortSpec, Queues,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError,
+    PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
@@ -200,7 +204,7 @@ impl Options {
             });
         }
         if self.exclusive {
-            let loaded = load_drop_program();
+            let loaded = load_drop_program(None);
             loaded.map_or_else(|error| drop_program_error(&self.device, error).map(drop), |_| Ok(()))?;
         }
         let (link_probe, link_monitor) = watch_interface(&interface)?;
@@ -234,15 +238,26 @@ fn segmentation(interface: &Interface) -> Segmentation {
     ethtool::segmentation(&interface.name).unwrap_or_default()
 }
 
-/// Loads the program that drops the frames behind the tap.
-fn load_drop_program() -> io::Result<Program> {
-    /// `TCX_DROP` (linux/bpf.h).
+/// Loads the program that drops the frames behind the tap: all, or those that the port takes.
+fn load_drop_program(bifurcation: Option<&Bifurcation>) -> io::Result<Program> {
+    /// `TCX_DROP` and `TCX_NEXT` (linux/bpf.h).
     const DROP: i32 = 2;
+    const NEXT: i32 = -1;
+    const PROGRAM: &str = "wirepath_drop";
+    if let Some(bifurcation) = bifurcation {
+        return bifurcation::load_program(ProgramKind::TcxIngress, PROGRAM, bifurcation, [DROP, NEXT]);
+    }
     let mut assembler = Assembler::default();
     assembler.set(Register::R0, DROP);
     assembler.exit();
     let code = assembler.finish().unwrap_or_default();
-    Ok(Program::load(ProgramKind::TcxIngress, &code, "wirepath_drop", 0, 0)?)
+    Ok(Program::load(ProgramKind::TcxIngress, &code, PROGRAM, 0, 0)?)
+}
+
+/// Loads the filter of a socket for the frames that the port takes.
+fn load_filter(bifurcation: &Bifurcation) -> io::Result<Program> {
+    // The result is the number of bytes that the socket gets.
+    bifurcation::load_program(ProgramKind::SocketFilter, "wirepath_filter", bifurcation, [i32::MAX, 0])
 }
 
 /// Returns why the port is not exclusive: the kernel does not support it. A missing privilege is an error.
@@ -303,6 +318,8 @@ struct Running {
     receivers: Vec<Arc<Socket>>,
     /// BPF link of the drop program; the kernel gets no frames while it is open.
     exclusive: Option<ProgramLink>,
+    /// The port takes only some frames, and the drop program drops these.
+    is_bifurcated: bool,
     /// BPF link of the program for superframes in tunnels.
     _tunnels: Option<ProgramLink>,
     notes: Vec<String>,
@@ -324,8 +341,8 @@ impl AfPacketDevice {
     }
 
     /// Attaches the drop program behind the tap. Returns the reason if the kernel does not support it.
-    fn attach_drop_program(&self) -> Result<Result<ProgramLink, String>, PortError> {
-        match load_drop_program().and_then(|program| program.link(self.interface.index, 0)) {
+    fn attach_drop_program(&self, bifurcation: Option<&Bifurcation>) -> Result<Result<ProgramLink, String>, PortError> {
+        match load_drop_program(bifurcation).and_then(|program| program.link(self.interface.index, 0)) {
             Ok(link) => Ok(Ok(link)),
             Err(error) => drop_program_error(&self.options.device, error).map(Err),
         }
@@ -362,7 +379,7 @@ impl AfPacketDevice {
         }
         let mut group = None;
         for (socket, _) in &receivers {
-            if config.promiscuous {
+            if config.promiscuous && config.bifurcation.is_none() {
                 socket.set_promiscuous(index).map_err(self.system_error("enabling promiscuous mode"))?;
             }
             socket.bind(index, libc::ETH_P_ALL).map_err(self.system_error("binding to the interface"))?;
@@ -408,8 +425,11 @@ impl AfPacketDevice {
         let receivers = self.receivers(config, blocks)?;
         let mut notes = Vec::new();
         let exclusive = match self.options.exclusive {
-            true => match self.attach_drop_program()? {
+            true => match self.attach_drop_program(config.bifurcation.as_ref())? {
                 Ok(link) => Some(link),
+                Err(reason) if config.bifurcation.is_some() => {
+                    return Err(PortError::Refused { driver: NAME, device: self.options.device.clone(), reason });
+                }
                 Err(why) => {
                     notes.push(why);
                     None
@@ -438,8 +458,11 @@ impl AfPacketDevice {
             queues.tx.push(Box::new(self.sender(config, tunnels.is_some())?));
         }
         let take = if config.promiscuous { Filter::AcceptAll } else { Filter::ThisHost };
+        let filter = config.bifurcation.as_ref().map(load_filter).transpose();
+        let filter = filter.map_err(self.system_error("loading a filter"))?;
         for (socket, _) in &receivers {
-            socket.attach_filter(take).map_err(self.system_error("attaching a filter"))?;
+            let attached = filter.as_ref().map_or_else(|| socket.attach_filter(take), |it| socket.attach_program(it));
+            attached.map_err(self.system_error("attaching a filter"))?;
         }
         let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
         for (socket, ring) in receivers {
@@ -449,7 +472,8 @@ impl AfPacketDevice {
                 None => Box::new(WholeReceiver::new(socket, offload)),
             });
         }
-        self.running = Some(Running { receivers: running, exclusive, _tunnels: tunnels, notes, blocks });
+        let is_bifurcated = config.bifurcation.is_some();
+        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, _tunnels: tunnels, notes, blocks });
         Ok(queues)
     }
 
@@ -475,7 +499,11 @@ impl Device for AfPacketDevice {
             if !whole {
                 mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
             }
-            mode += if running.exclusive.is_some() { ", exclusive" } else { ", shared with the kernel" };
+            mode += match (&running.exclusive, running.is_bifurcated) {
+                (Some(_), true) => ", tunnel packets only",
+                (Some(_), false) => ", exclusive",
+                (None, _) => ", shared with the kernel",
+            };
             notes.clone_from(&running.notes);
         }
         Capabilities {
@@ -493,6 +521,7 @@ impl Device for AfPacketDevice {
             max_tx_segments: 1024,
             numa_node: self.interface.numa_node(),
             can_wait: true,
+            can_bifurcate: true,
             kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
             ..Capabilities::plain(NAME, &self.options.device)
         }
@@ -500,6 +529,14 @@ impl Device for AfPacketDevice {
 
     fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
         config.check(&self.capabilities())?;
+        if config.bifurcation.is_some() && !self.options.exclusive {
+            return Err(PortError::Refused {
+                driver: NAME,
+                device: self.options.device.clone(),
+                reason: "exclusive = false gives the kernel the packets too that the port takes for itself; remove it"
+                    .to_owned(),
+            });
+        }
         check_mtu(NAME, &self.interface, config.mtu)
     }
 
@@ -507,6 +544,23 @@ impl Device for AfPacketDevice {
         let queues = self.start_on_interface(config)?;
         self.totals = Totals::default();
         Ok(queues)
+    }
+
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        let Some(running) = &self.running else { return Ok(()) };
+        let Some(link) = running.exclusive.as_ref().filter(|_| running.is_bifurcated) else {
+            return Err(PortError::Refused {
+                driver: NAME,
+                device: self.options.device.clone(),
+                reason: "the port was started to take all packets".to_owned(),
+            });
+        };
+        let change =
+            |error| system_error(NAME, &self.options.device, "changing the packets that the port takes", error);
+        let program = load_drop_program(Some(bifurcation)).map_err(change)?;
+        let filter = load_filter(bifurcation).map_err(change)?;
+        program.replace(link).map_err(change)?;
+        running.receivers.iter().try_for_each(|socket| socket.attach_program(&filter)).map_err(change)
     }
 
     fn can_return(&self) -> bool {
@@ -559,7 +613,7 @@ impl DeviceStatistics for AfPacketDevice {
     fn drops(&mut self) -> Vec<(DropReason, u64)> {
         self.read_statistics();
         let mut drops = vec![(DropReason::RxFull, self.totals.drops)];
-        if self.running.as_ref().is_none_or(|it| it.exclusive.is_some()) {
+        if self.running.as_ref().is_none_or(|it| it.exclusive.is_some() && !it.is_bifurcated) {
             // Without the program behind the tap, the kernel also counts frames that the port got and that no
             // protocol of the kernel wants.
             let interface = self.totals.interface.plus(self.link_monitor.dropped());

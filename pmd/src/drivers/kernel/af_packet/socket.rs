@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_uint};
 
+use crate::drivers::kernel::common::bpf::Program;
+
 /// Distribution of frames over the receive queues of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fanout {
@@ -151,6 +153,11 @@ impl Socket {
         }
         let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         self.setsockopt(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    }
+
+    /// Selects the frames that the socket receives by a program.
+    pub(super) fn attach_program(&self, program: &Program) -> io::Result<()> {
+        self.setsockopt(libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program.raw_fd())
     }
 
     /// Sets the bytes of sent frames that may be queued inside the kernel.

@@ -11,9 +11,11 @@ use super::program::{self, COUNTERS, Inputs};
 use super::rules;
 use super::socket::{BoundSocket, SetupError};
 use crate::drivers::kernel::common::assembler::{Assembler, Register};
+use crate::drivers::kernel::common::bifurcation::{LaterFragments, new_fragment_map};
 use crate::drivers::kernel::common::bpf::{self, Map, Program, ProgramKind, ProgramLink};
 use crate::drivers::kernel::common::link::Xdp;
 use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
+use crate::port::Bifurcation;
 
 const RTM_SETLINK: u16 = 19;
 const IFLA_XDP: u16 = 43;
@@ -39,6 +41,8 @@ pub(super) struct AttachRequest<'a> {
     /// Attach by a BPF link; otherwise by netlink.
     pub(super) link: bool,
     pub(super) kernel: &'a [KernelMatch],
+    /// Frames that the port takes; `None`: all that are not passed to the kernel.
+    pub(super) bifurcation: Option<&'a Bifurcation>,
     /// Rules inside the program.
     pub(super) rules: &'a [ProgramRule],
 }
@@ -129,11 +133,16 @@ pub(super) fn attach(
 }
 
 fn load(request: &AttachRequest<'_>, maps: &Maps, vlan_tag: Option<u32>) -> Result<Program, SetupError> {
+    // The program keeps the map.
+    let fragments = request.bifurcation.map_or(Ok(None), new_fragment_map);
+    let fragments = fragments.map_err(failed("creating the map of fragments"))?;
     let inputs = Inputs {
         sockets: maps.sockets.raw_fd(),
         counters: maps.counters.program.raw_fd(),
         vlan_tag,
         kernel: request.kernel,
+        bifurcation: request.bifurcation,
+        later_fragments: LaterFragments::known(fragments.as_ref()),
         rules: request.rules,
         rule_counters: maps.counters.rules.raw_fd(),
         no_socket_action: program::XDP_PASS,
@@ -146,7 +155,7 @@ fn load(request: &AttachRequest<'_>, maps: &Maps, vlan_tag: Option<u32>) -> Resu
     let flags = bound | if request.fragments { bpf::HAS_FRAGS } else { 0 };
     Program::load(ProgramKind::Xdp, &code, program::NAME, flags, request.interface).map_err(|error| {
         let mut what = "loading the XDP program".to_owned();
-        if !request.rules.is_empty() {
+        if !request.rules.is_empty() || request.bifurcation.is_some() {
             what += " with rules (Linux 5.18)";
         }
         if !error.report.is_empty() {

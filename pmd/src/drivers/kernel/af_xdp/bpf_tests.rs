@@ -8,7 +8,10 @@ use wirepath_wire::Parser;
 use super::classify::COUNTER_BYTES;
 use super::program::{self, Inputs, XDP_DROP, XDP_PASS};
 use super::rules::{self, CompiledRules, CounterSlots};
+use crate::drivers::kernel::common::bifurcation::tests::{frames, selection};
+use crate::drivers::kernel::common::bifurcation::{LaterFragments, new_fragment_map};
 use crate::drivers::kernel::common::bpf::{self, Map, Program, ProgramKind};
+use crate::port::Bifurcation;
 use wirepath_flow::{Action, Direction, Field, FieldSet, HeaderType, Key, KeyKind, Metadata, Rule, packet_value};
 use wirepath_rule_oracle::{Rng, generate};
 
@@ -23,8 +26,13 @@ struct Loaded {
 }
 
 fn load(rules: &[Rule]) -> Loaded {
+    load_for(rules, None)
+}
+
+fn load_for(rules: &[Rule], bifurcation: Option<&Bifurcation>) -> Loaded {
     let mut decided = rules::compile(rules, PortId::new(PORT));
     CounterSlots::default().assign(rules, &mut decided);
+    let fragments = bifurcation.and_then(|it| new_fragment_map(it).unwrap());
     let sockets = Map::new(bpf::MAP_XSK, 4, 1).unwrap();
     let passed = Map::new(bpf::MAP_ARRAY, 8, 2).unwrap();
     let counters = Map::new(bpf::MAP_ARRAY, COUNTER_BYTES, rules::COUNTERS).unwrap();
@@ -33,6 +41,8 @@ fn load(rules: &[Rule]) -> Loaded {
         counters: passed.raw_fd(),
         vlan_tag: None,
         kernel: &[],
+        bifurcation,
+        later_fragments: LaterFragments::known(fragments.as_ref()),
         rules: &decided.entries,
         rule_counters: counters.raw_fd(),
         // Makes the decision visible in the returned action.
@@ -257,4 +267,22 @@ fn the_largest_program_is_accepted() {
     let loaded = load(&rules);
     assert_eq!(loaded.decided.counted.len(), 256);
     assert_eq!(loaded.program.test_run(&[0; 64]).unwrap(), XDP_DROP as u32);
+}
+
+/// The port takes the packets of its selection, and rules decide about these alone.
+#[test]
+fn the_port_takes_tunnel_packets_only() {
+    require!(Requirement::Root, Requirement::Kernel(5, 18), Requirement::Scapy);
+    let frames = frames();
+    let rules: Vec<Rule> = vec!["ingress: ipv4 dst 10.9.0.5 => kernel".parse().unwrap()];
+    for (rules, later_fragments) in [(&[][..], false), (&[], true), (&rules, true)] {
+        let selection = selection(later_fragments);
+        let loaded = load_for(rules, Some(&selection));
+        for (verdict, frame) in &frames {
+            let by_rule = !rules.is_empty() && frame.get(30..34) == Some(&[10, 9, 0, 5]);
+            let taken = !by_rule && (*verdict == 1 || *verdict == 2 && later_fragments);
+            let found = loaded.program.test_run(frame).unwrap();
+            assert_eq!(found == XDP_DROP as u32, taken, "{later_fragments}: {frame:02x?}");
+        }
+    }
 }

@@ -30,8 +30,8 @@ use crate::drivers::kernel::common::routes::carries_default_route;
 use crate::drivers::kernel::common::xdp_features::{self, XdpFeatures};
 use crate::drivers::kernel::common::{self, ethtool, netlink::Netlink};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, Offloads, PortConfig, PortError,
-    PortEvent, PortId, PuntToKernel, Queues, VlanTags,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, Offloads,
+    PortConfig, PortError, PortEvent, PortId, PuntToKernel, Queues, VlanTags,
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
@@ -59,6 +59,8 @@ pub(super) struct AfXdpDevice {
     counters: CounterSlots,
     /// Rules in the attached program.
     entries: Vec<ProgramRule>,
+    /// Frames that the port takes; `None`: all.
+    bifurcation: Option<Bifurcation>,
     /// Program that injects frames; loaded at the first injection.
     injector: Option<Program>,
     /// Statistics of the sockets before the last restart.
@@ -178,6 +180,7 @@ impl AfXdpDevice {
             installed_rules: Vec::new(),
             counters: CounterSlots::default(),
             entries: Vec::new(),
+            bifurcation: None,
             injector: None,
             past: Vec::new(),
             dropped: Dropped::default(),
@@ -353,6 +356,7 @@ impl AfXdpDevice {
             vlan_tag: features.is_some_and(|features| features.vlan_tag),
             link: self.options.attach_by_link,
             kernel: &self.options.kernel,
+            bifurcation: self.bifurcation.as_ref(),
             rules: &decided.entries,
         }
     }
@@ -413,6 +417,7 @@ impl AfXdpDevice {
     fn start_on_interface(&mut self, config: &PortConfig, release_timeout: Duration) -> Result<Queues, PortError> {
         let _inside = self.enter_namespace()?;
         let mut notes = Vec::new();
+        self.bifurcation.clone_from(&config.bifurcation);
         self.check_interface(config, &mut notes)?;
         let shared = Arc::new(PortState::default());
         shared.frame_limit.store(frame_limit(self.interface.mtu), Ordering::Relaxed);
@@ -451,8 +456,8 @@ impl AfXdpDevice {
             );
         }
         let vlan_tags = self.vlan_tags(&attached, &mut notes);
-        let promiscuous = config
-            .promiscuous
+        let is_promiscuous = config.promiscuous && config.bifurcation.is_none();
+        let promiscuous = is_promiscuous
             .then(|| Promiscuous::on(self.interface.index))
             .transpose()
             .map_err(|e| common::system_error(NAME, &self.options.device, "promiscuous mode", e))?;
@@ -560,6 +565,7 @@ impl Device for AfXdpDevice {
                 words.extend(it.got.need_wakeup.then_some("need-wakeup"));
                 words.extend(self.options.busy_poll.then_some("busy-poll"));
                 words.extend((!it.pool_is_umem).then_some("separate UMEM"));
+                words.extend(self.bifurcation.is_some().then_some("tunnel packets only"));
                 (words.join(", "), it.vlan_tags)
             }
         };
@@ -590,6 +596,7 @@ impl Device for AfXdpDevice {
             numa_node: self.interface.numa_node(),
             can_wait: true,
             vlan_tags,
+            can_bifurcate: true,
             kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.mode != Mode::Generic, |it| it.native)),
             ..Capabilities::plain(NAME, &self.options.device)
         }
@@ -613,6 +620,23 @@ impl Device for AfXdpDevice {
         self.without_buffer = (0, 0);
         self.link_monitor.forget_drops();
         self.start_on_interface(config, QUEUE_RELEASE_TIMEOUT)
+    }
+
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        if self.bifurcation.is_none() {
+            self.running = Some(running);
+            return Err(self.refuse("the port was started to take all packets"));
+        }
+        let before = self.bifurcation.replace(bifurcation.clone());
+        let decided = CompiledRules { entries: self.entries.clone(), ..CompiledRules::default() };
+        let request = self.attach_request(running.native, running.fragments, &decided);
+        let replaced = running.attached.replace(&request);
+        self.running = Some(running);
+        replaced.map_err(|failed| {
+            self.bifurcation = before;
+            self.system(failed)
+        })
     }
 
     fn can_return(&self) -> bool {
@@ -715,6 +739,10 @@ impl DeviceStatistics for AfXdpDevice {
         let no_buffer = self.without_buffer.1.min(without_buffer);
         let rx_full = ring_full + without_buffer - no_buffer;
         let mut interface = self.dropped.plus(self.link_monitor.dropped()).rx;
+        if self.bifurcation.is_some() {
+            // Most of the interface's frames are the kernel's.
+            interface = 0;
+        }
         if self.interface.parent.is_none() && self.running.as_ref().is_none_or(|it| it.native) {
             // A virtual interface (veth) also counts frames that native XDP could not put into a socket.
             interface = interface.saturating_sub(no_buffer + rx_full);

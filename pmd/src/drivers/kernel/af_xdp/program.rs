@@ -6,6 +6,8 @@ use super::classify::{self, ProgramRule};
 use super::kernel_match::KernelMatch;
 use crate::drivers::kernel::common::assembler::Register::*;
 use crate::drivers::kernel::common::assembler::{Assembler, Condition, Label, Register, Width};
+use crate::drivers::kernel::common::bifurcation::{self, LaterFragments, XDP_LOAD_BYTES};
+use crate::port::Bifurcation;
 
 /// Program name. It distinguishes leftovers of earlier runs from foreign programs.
 pub(super) const NAME: &str = "wirepath_xdp";
@@ -44,6 +46,10 @@ pub(super) struct Inputs<'a> {
     pub(super) vlan_tag: Option<u32>,
     /// Frames that are passed to the kernel.
     pub(super) kernel: &'a [KernelMatch],
+    /// Frames that the port takes; `None`: all that are not passed to the kernel.
+    pub(super) bifurcation: Option<&'a Bifurcation>,
+    /// Later fragments among them.
+    pub(super) later_fragments: LaterFragments,
     /// Rules for all other frames, in order.
     pub(super) rules: &'a [ProgramRule],
     /// Map of the rule counters.
@@ -74,11 +80,14 @@ pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str
         // 0 means that there is a tag; otherwise the result is -ENODATA.
         a.jump_if_32(R0, Condition::NotEqual, 0, untagged);
         a.set(R9, -4);
-        a.jump(decide);
+        a.jump(if inputs.bifurcation.is_some() { to_kernel } else { decide });
         a.bind(untagged);
     }
     for it in inputs.kernel {
         match_frame(&mut a, it, to_kernel);
+    }
+    if let Some(bifurcation) = inputs.bifurcation {
+        bifurcation::select(&mut a, bifurcation, XDP_LOAD_BYTES, inputs.later_fragments, [decide, to_kernel]);
     }
     a.bind(decide);
     if !inputs.rules.is_empty() {
@@ -99,7 +108,8 @@ pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str
     a.set(R3, inputs.no_socket_action);
     a.call(REDIRECT_MAP);
     a.exit();
-    if !inputs.kernel.is_empty() || inputs.rules.iter().any(|entry| entry.to_kernel.is_some()) {
+    let has_bifurcation = inputs.bifurcation.is_some();
+    if has_bifurcation || !inputs.kernel.is_empty() || inputs.rules.iter().any(|entry| entry.to_kernel.is_some()) {
         a.bind(to_kernel);
         count(&mut a, inputs.counters, PASSED);
         a.set(R0, XDP_PASS);
@@ -267,6 +277,8 @@ mod tests {
                     counters: 4,
                     vlan_tag,
                     kernel: &kernel[..n],
+                    bifurcation: None,
+                    later_fragments: LaterFragments::None,
                     rules: &[],
                     rule_counters: 5,
                     no_socket_action: XDP_PASS,

@@ -23,6 +23,8 @@ const LINK_TYPE_XDP: u32 = 6;
 
 /// `BPF_MAP_TYPE_ARRAY`.
 pub(crate) const MAP_ARRAY: u32 = 2;
+/// `BPF_MAP_TYPE_LRU_HASH`: a new entry replaces one that was not used for long.
+pub(crate) const MAP_LRU_HASH: u32 = 9;
 /// `BPF_MAP_TYPE_XSKMAP`.
 pub(crate) const MAP_XSK: u32 = 17;
 
@@ -85,7 +87,7 @@ impl BpfAttr {
     }
 }
 
-/// A BPF map with 4-byte keys.
+/// A BPF map, with 4-byte keys unless programs alone use it.
 #[derive(Debug)]
 pub(crate) struct Map {
     descriptor: OwnedFd,
@@ -94,7 +96,12 @@ pub(crate) struct Map {
 impl Map {
     /// Creates a map of `kind` with values of `value_bytes` bytes.
     pub(crate) fn new(kind: u32, value_bytes: u32, entries: u32) -> io::Result<Self> {
-        let mut attribute = BpfAttr::new(&[(0, kind), (1, 4), (2, value_bytes), (3, entries)]);
+        Self::with_keys(kind, 4, value_bytes, entries)
+    }
+
+    /// Creates a map of `kind` with keys of `key_bytes` bytes, which only programs use.
+    pub(crate) fn with_keys(kind: u32, key_bytes: u32, value_bytes: u32, entries: u32) -> io::Result<Self> {
+        let mut attribute = BpfAttr::new(&[(0, kind), (1, key_bytes), (2, value_bytes), (3, entries)]);
         // SAFETY: the attributes hold no pointers, and BPF_MAP_CREATE returns a new descriptor.
         Ok(Self { descriptor: unsafe { attribute.open(MAP_CREATE, 72) }? })
     }
@@ -155,6 +162,8 @@ pub(crate) enum ProgramKind {
     TcxIngress,
     /// Runs at the tc egress hook (TCX, Linux 6.6).
     TcxEgress,
+    /// Filters the frames of a socket.
+    SocketFilter,
 }
 
 impl ProgramKind {
@@ -164,6 +173,8 @@ impl ProgramKind {
             Self::Xdp => (6, 37),
             Self::TcxIngress => (3, 46),
             Self::TcxEgress => (3, 47),
+            // The attach type is not used.
+            Self::SocketFilter => (1, 0),
         }
     }
 }

@@ -6,6 +6,8 @@
 #[cfg(feature = "kernel")]
 pub(crate) mod assembler;
 #[cfg(feature = "kernel")]
+pub(crate) mod bifurcation;
+#[cfg(feature = "kernel")]
 pub(crate) mod bpf;
 #[cfg(feature = "kernel")]
 pub(crate) mod checksums;
