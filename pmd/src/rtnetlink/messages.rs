@@ -1,4 +1,5 @@
-//! Messages about links, forwarding databases and neighbours. Formats: `linux/if_link.h`, `linux/neighbour.h`.
+//! Messages about links, forwarding databases, neighbours and routes. Formats: `linux/if_link.h`,
+//! `linux/neighbour.h`, `linux/rtnetlink.h`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,8 +8,14 @@ use crate::port::MacAddr;
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 pub(super) const RTM_NEWNEIGH: u16 = 28;
 pub(super) const RTM_DELNEIGH: u16 = 29;
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
+const RTM_NEWNEXTHOP: u16 = 104;
+const RTM_DELNEXTHOP: u16 = 105;
 
 pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_MASTER: u16 = 10;
@@ -26,7 +33,7 @@ pub(super) const IFF_UP: u32 = 1;
 
 /// Length of `struct ndmsg`.
 pub(super) const NDMSG: usize = 12;
-const NDA_DST: u16 = 1;
+pub(super) const NDA_DST: u16 = 1;
 pub(super) const NDA_LLADDR: u16 = 2;
 const NDA_VLAN: u16 = 5;
 const NDA_VNI: u16 = 7;
@@ -35,8 +42,22 @@ const NDA_NH_ID: u16 = 13;
 const NTF_SELF: u8 = 0x02;
 pub(super) const NTF_EXT_LEARNED: u8 = 0x10;
 const NTF_ROUTER: u8 = 0x80;
-/// States in which a neighbour has a usable address: `NUD_REACHABLE`, `STALE`, `DELAY`, `PROBE`, `NOARP`, `PERMANENT`.
-const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+
+/// Length of `struct rtmsg`.
+pub(super) const RTMSG: usize = 12;
+pub(super) const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_MULTIPATH: u16 = 9;
+const RTA_VIA: u16 = 18;
+const RTA_ENCAP: u16 = 22;
+const RTN_UNICAST: u8 = 1;
+/// `RTNH_F_DEAD` and `RTNH_F_LINKDOWN`.
+const RTNH_UNUSABLE: u8 = 1 | 16;
+/// Length of `struct rtnexthop`.
+const RTNEXTHOP: usize = 8;
+/// Most next hops of a route that are read.
+const MAX_HOPS: usize = 256;
 
 /// Longest name or alias that is kept, in bytes.
 const MAX_TEXT: usize = 256;
@@ -56,6 +77,10 @@ pub enum Message {
     Fdb(Fdb),
     /// An entry of an ARP or ND table exists, or does not.
     Neighbour(Neighbour),
+    /// A route to this destination with this prefix length changed.
+    Route(IpAddr, u8),
+    /// Rules or nexthop objects changed, so any route may lead elsewhere.
+    Routing,
 }
 
 /// A network interface.
@@ -147,12 +172,62 @@ pub struct Neighbour {
     pub index: u32,
     /// IP address.
     pub address: IpAddr,
+    /// State of the entry.
+    pub state: NudState,
     /// Ethernet address; `None` if the entry was removed or has no usable address.
     pub mac: Option<MacAddr>,
     /// True if a program outside of the kernel put it there (`NTF_EXT_LEARNED`).
     pub external: bool,
     /// Router flag (RFC 4861 section 4.4).
     pub is_router: bool,
+}
+
+/// State of an entry of an ARP or ND table (`NUD_*`, RFC 4861 section 7.3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NudState {
+    /// There is no entry, or it was not used yet.
+    #[default]
+    None,
+    /// Solicited, without a reply yet.
+    Incomplete,
+    /// Confirmed recently.
+    Reachable,
+    /// Known, but not confirmed recently. `NUD_DELAY` counts as this state.
+    Stale,
+    /// Known and solicited again.
+    Probe,
+    /// Solicited without a reply.
+    Failed,
+    /// The kernel does not solicit the address: `NUD_NOARP` and `NUD_PERMANENT`.
+    Fixed,
+}
+
+impl NudState {
+    fn read(bits: u16) -> Self {
+        match bits {
+            0x01 => Self::Incomplete,
+            0x02 => Self::Reachable,
+            0x04 | 0x08 => Self::Stale,
+            0x10 => Self::Probe,
+            0x20 => Self::Failed,
+            0x40 | 0x80 => Self::Fixed,
+            _ => Self::None,
+        }
+    }
+
+    fn has_address(self) -> bool {
+        matches!(self, Self::Reachable | Self::Stale | Self::Probe | Self::Fixed)
+    }
+}
+
+/// A next hop of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteHop {
+    /// Index of the interface.
+    pub index: u32,
+    /// Address of the router; `None` if the destination itself is on the link. It may be of another IP version
+    /// (RFC 8950).
+    pub via: Option<IpAddr>,
 }
 
 impl Message {
@@ -164,6 +239,8 @@ impl Message {
         match kind {
             RTM_NEWLINK | RTM_DELLINK => read_link(kind, body),
             RTM_NEWNEIGH | RTM_DELNEIGH => read_neighbour(kind == RTM_DELNEIGH, body),
+            RTM_NEWROUTE | RTM_DELROUTE => read_route(body),
+            RTM_NEWRULE | RTM_DELRULE | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => Ok(Some(Self::Routing)),
             _ => Ok(None),
         }
     }
@@ -253,13 +330,70 @@ fn read_neighbour(removed: bool, body: &[u8]) -> Result<Option<Message>, Malform
             if address.is_ipv4() != (family == libc::AF_INET) {
                 return Err(Malformed);
             }
+            let state = if removed { NudState::None } else { NudState::read(state) };
             // Entries of devices without Ethernet addresses have others, or none.
-            let mac = mac.filter(|_| !removed && state & NUD_VALID != 0);
+            let mac = mac.filter(|_| state.has_address());
             let is_router = flags & NTF_ROUTER != 0;
-            Ok(Some(Message::Neighbour(Neighbour { index, address, mac, external, is_router })))
+            Ok(Some(Message::Neighbour(Neighbour { index, address, state, mac, external, is_router })))
         }
         _ => Ok(None),
     }
+}
+
+/// Reads the destination of a route.
+fn read_route(body: &[u8]) -> Result<Option<Message>, Malformed> {
+    let header: [u8; RTMSG] = *body.first_chunk().ok_or(Malformed)?;
+    let (family, len) = (i32::from(header[0]), header[1]);
+    let (any, most): (IpAddr, u8) = match family {
+        libc::AF_INET => (Ipv4Addr::UNSPECIFIED.into(), 32),
+        libc::AF_INET6 => (Ipv6Addr::UNSPECIFIED.into(), 128),
+        _ => return Ok(None),
+    };
+    let to = match Attributes::after_header(body, RTMSG).find(RTA_DST) {
+        Some(value) => read_address(value).ok_or(Malformed)?,
+        None => any,
+    };
+    if len > most || to.is_ipv4() != any.is_ipv4() {
+        return Err(Malformed);
+    }
+    Ok(Some(Message::Route(to, len)))
+}
+
+/// Reads the usable next hops of a route. Those whose packets get further headers are left out.
+pub(super) fn read_hops(kind: u16, body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
+    let header: [u8; RTMSG] = *body.first_chunk().ok_or(Malformed)?;
+    let (route_kind, flags) = (header[7], read_u32(&header, 8).unwrap_or(0));
+    if kind != RTM_NEWROUTE || route_kind != RTN_UNICAST {
+        return Ok(Vec::new());
+    }
+    let attributes = Attributes::after_header(body, RTMSG);
+    let Some(mut list) = attributes.find(RTA_MULTIPATH) else {
+        let index = attributes.find(RTA_OIF).and_then(|value| read_u32(value, 0));
+        let hop = index.map(|index| read_hop(index, flags as u8, attributes)).transpose()?;
+        return Ok(hop.flatten().into_iter().collect());
+    };
+    let mut hops = Vec::new();
+    while !list.is_empty() && hops.len() < MAX_HOPS {
+        let (len, index) = (read_u16(list, 0).ok_or(Malformed)?, read_u32(list, 4).ok_or(Malformed)?);
+        let hop = list.get(..usize::from(len)).ok_or(Malformed)?;
+        let attributes = Attributes(hop.get(RTNEXTHOP..).ok_or(Malformed)?);
+        hops.extend(read_hop(index, hop[2], attributes)?);
+        list = list.get(usize::from(len).next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(hops)
+}
+
+fn read_hop(index: u32, flags: u8, attributes: Attributes<'_>) -> Result<Option<RouteHop>, Malformed> {
+    if flags & RTNH_UNUSABLE != 0 || attributes.find(RTA_ENCAP).is_some() {
+        return Ok(None);
+    }
+    let via = match (attributes.find(RTA_GATEWAY), attributes.find(RTA_VIA)) {
+        (Some(value), _) => Some(read_address(value).ok_or(Malformed)?),
+        // struct rtvia: family, address.
+        (None, Some(value)) => Some(value.get(2..).and_then(read_address).ok_or(Malformed)?),
+        (None, None) => None,
+    };
+    Ok(Some(RouteHop { index, via }))
 }
 
 fn read_address(value: &[u8]) -> Option<IpAddr> {
@@ -341,11 +475,68 @@ mod tests {
         let entry = BridgeEntry { removed: true, bridge: 8, port: 9, mac: MAC, vlan: Some(7), external: true };
         assert_eq!(Message::read(RTM_DELNEIGH, &of_bridge()), Ok(Some(Message::Fdb(Fdb::Bridge(entry)))));
         let address = IpAddr::from([0xfd; 16]);
-        let known = Neighbour { index: 8, address, mac: Some(MAC), external: true, is_router: true };
+        let state = NudState::Fixed;
+        let known = Neighbour { index: 8, address, state, mac: Some(MAC), external: true, is_router: true };
         assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(known))));
-        let unknown = Neighbour { mac: None, ..known };
+        let unknown = Neighbour { mac: None, state: NudState::None, ..known };
         assert_eq!(Message::read(RTM_DELNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(unknown))));
-        assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x20)), Ok(Some(Message::Neighbour(unknown))), "failed");
+        let failed = Neighbour { state: NudState::Failed, ..unknown };
+        assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x20)), Ok(Some(Message::Neighbour(failed))));
+    }
+
+    fn rtmsg(family: i32, len: u8, kind: u8) -> Vec<u8> {
+        vec![family as u8, len, 0, 0, 254, 0, 0, kind, 0, 0, 0, 0]
+    }
+
+    /// A route by two routers, one of them of the other IP version, and by three next hops that are not usable.
+    fn multipath() -> Vec<u8> {
+        let mut hops = Vec::new();
+        let mut hop = |flags: u8, kind: u16, value: &[u8]| {
+            let mut attributes = Vec::new();
+            put(&mut attributes, kind, value);
+            hops.extend_from_slice(&((RTNEXTHOP + attributes.len()) as u16).to_ne_bytes());
+            hops.extend_from_slice(&[flags, 0]);
+            hops.extend_from_slice(&7u32.to_ne_bytes());
+            hops.extend_from_slice(&attributes);
+        };
+        hop(0, RTA_GATEWAY, &[10, 9, 0, 2]);
+        hop(0, RTA_VIA, &[&(libc::AF_INET6 as u16).to_ne_bytes()[..], &[0xfd; 16]].concat());
+        hop(1, RTA_GATEWAY, &[10, 9, 0, 3]);
+        hop(16, RTA_GATEWAY, &[10, 9, 0, 4]);
+        hop(0, RTA_ENCAP, &[0; 4]);
+        let mut body = rtmsg(libc::AF_INET, 16, RTN_UNICAST);
+        put(&mut body, RTA_DST, &[10, 77, 0, 0]);
+        put(&mut body, RTA_MULTIPATH, &hops);
+        body
+    }
+
+    #[test]
+    fn routes_are_read() {
+        let body = multipath();
+        let to = IpAddr::from([10, 77, 0, 0]);
+        assert_eq!(Message::read(RTM_DELROUTE, &body), Ok(Some(Message::Route(to, 16))));
+        let hop = |via: Option<IpAddr>| RouteHop { index: 7, via };
+        let via = [Some(IpAddr::from([10, 9, 0, 2])), Some(IpAddr::from([0xfd; 16]))];
+        assert_eq!(read_hops(RTM_NEWROUTE, &body), Ok(via.map(hop).to_vec()));
+        let mut on_link = rtmsg(libc::AF_INET6, 0, RTN_UNICAST);
+        assert_eq!(Message::read(RTM_NEWROUTE, &on_link), Ok(Some(Message::Route(Ipv6Addr::UNSPECIFIED.into(), 0))));
+        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![]), "no interface");
+        put(&mut on_link, RTA_OIF, &7u32.to_ne_bytes());
+        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![hop(None)]));
+        on_link[7] = 6;
+        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![]), "a black hole");
+        assert_eq!(Message::read(RTM_NEWRULE, &[]), Ok(Some(Message::Routing)));
+        assert_eq!(Message::read(RTM_NEWROUTE, &rtmsg(libc::AF_INET, 33, 1)), Err(Malformed));
+        assert_eq!(Message::read(RTM_NEWROUTE, &rtmsg(127, 0, 1)), Ok(None));
+        for cut in 0..body.len() {
+            _ = read_hops(RTM_NEWROUTE, &body[..cut]);
+            let mut wrong = body.clone();
+            for flip in [0xff, 0x01] {
+                wrong[cut] = body[cut] ^ flip;
+                _ = read_hops(RTM_NEWROUTE, &wrong);
+                _ = Message::read(RTM_NEWROUTE, &wrong);
+            }
+        }
     }
 
     #[test]
@@ -353,7 +544,7 @@ mod tests {
         let mut of_port = vxlan_link();
         of_port[0] = libc::AF_BRIDGE as u8;
         assert_eq!(Message::read(RTM_DELLINK, &of_port), Ok(None), "a port left its bridge");
-        assert_eq!(Message::read(24, &[0; 12]), Ok(None));
+        assert_eq!(Message::read(20, &[0; 12]), Ok(None));
         let mut own = ndmsg(libc::AF_BRIDGE, 3, 0x80, NTF_SELF);
         put(&mut own, NDA_LLADDR, &[0x33, 0x33, 0, 0, 0, 1]);
         assert_eq!(Message::read(RTM_NEWNEIGH, &own), Ok(None), "a multicast address that a device accepts");

@@ -1,5 +1,5 @@
-//! The kernel's links, forwarding databases and neighbours over rtnetlink (rtnetlink(7)): changes as they happen, whole
-//! tables, and requests that change them.
+//! The kernel's links, forwarding databases, neighbours and routes over rtnetlink (rtnetlink(7)): changes as they
+//! happen, whole tables, and requests that change them.
 //!
 //! [`Subscription`] and [`Requests`] use a socket each, so that replies and notifications do not mix. Both belong to
 //! the network namespace of the thread that made them.
@@ -10,13 +10,18 @@ mod requests;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-pub use messages::{BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, TunnelEntry, Vxlan};
+pub use messages::{
+    BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, NudState, RouteHop, TunnelEntry, Vxlan,
+};
 pub use requests::{Requests, Table};
 
 use crate::drivers::kernel::common::netlink::Netlink;
 
 /// Multicast groups of links and of neighbours, which include forwarding databases (`RTMGRP_LINK`, `RTMGRP_NEIGH`).
 const GROUPS: u32 = 1 | 4;
+/// Multicast groups of routes and rules of both IP versions, and of nexthop objects: the groups `RTNLGRP_IPV4_ROUTE`,
+/// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE` and `NEXTHOP`, each a bit.
+const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18 | 1 << 31;
 
 /// Outcome of [`Subscription::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub enum Received {
     Lost,
 }
 
-/// Receives the kernel's notifications about links, forwarding databases and neighbours.
+/// Receives the kernel's notifications about links, forwarding databases and neighbours, and about routes if wanted.
 #[derive(Debug)]
 pub struct Subscription {
     netlink: Netlink,
@@ -41,7 +46,19 @@ impl Subscription {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn new(buffer: usize) -> io::Result<Self> {
-        let mut netlink = Netlink::route_groups(GROUPS)?;
+        Self::to_groups(GROUPS, buffer)
+    }
+
+    /// Subscribes to routes too.
+    ///
+    /// # Errors
+    /// If the kernel refuses the socket.
+    pub fn with_routes(buffer: usize) -> io::Result<Self> {
+        Self::to_groups(GROUPS | ROUTE_GROUPS, buffer)
+    }
+
+    fn to_groups(groups: u32, buffer: usize) -> io::Result<Self> {
+        let mut netlink = Netlink::route_groups(groups)?;
         netlink.set_receive_buffer(buffer)?;
         Ok(Self { netlink })
     }

@@ -1,20 +1,23 @@
-//! Requests: whole tables, devices, and entries of bridges.
+//! Requests: whole tables, devices, entries of bridges, routes to a destination, and neighbours.
 
 use std::io;
 use std::net::IpAddr;
 
 use super::messages::{
     IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
-    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_LLADDR, NDMSG, NTF_EXT_LEARNED,
-    RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH,
+    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDMSG,
+    NTF_EXT_LEARNED, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH, RTMSG, read_hops,
 };
-use super::{Malformed, Message, Vxlan};
+use super::{Malformed, Message, Neighbour, RouteHop, Vxlan};
 use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
 use crate::port::MacAddr;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
+const RTM_GETROUTE: u16 = 26;
 const RTM_GETNEIGH: u16 = 30;
+/// `NLM_F_CREATE`.
+const CREATE_OR_KEEP: u16 = 0x400;
 /// `NLM_F_CREATE` and `NLM_F_EXCL`.
 const CREATE: u16 = 0x600;
 /// `NLM_F_CREATE` and `NLM_F_REPLACE`.
@@ -31,6 +34,9 @@ const NO_ADDRESS: u8 = 1;
 const VETH_INFO_PEER: u16 = 1;
 /// `NLA_F_NESTED`.
 const NESTED: u16 = 1 << 15;
+/// `RTM_F_FIB_MATCH`: the reply is the whole route, with all next hops.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
+const NTF_USE: u8 = 0x01;
 const NTF_MASTER: u8 = 0x04;
 const NUD_REACHABLE: u16 = 0x02;
 
@@ -224,6 +230,88 @@ impl Requests {
             removed => removed,
         }
     }
+
+    /// Returns the usable next hops of the kernel's route to a destination, which are none without a route.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request or its reply is malformed.
+    pub fn route_to(&mut self, destination: IpAddr) -> io::Result<Vec<RouteHop>> {
+        let (family, octets) = family_and_octets(destination);
+        let mut body = vec![0; RTMSG];
+        (body[0], body[1]) = (family, 8 * octets.len() as u8);
+        body[8..].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
+        put(&mut body, RTA_DST, &octets);
+        let mut hops = Ok(Vec::new());
+        let asked = self.netlink.request(RTM_GETROUTE, 0, &body, |kind, body| hops = read_hops(kind, body));
+        match asked {
+            Ok(()) => hops.map_err(|Malformed| io::ErrorKind::InvalidData.into()),
+            // The errors of missing routes and of routes of the kinds unreachable, prohibit and blackhole.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)
+                ) =>
+            {
+                Ok(Vec::new())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the entry of an address in the ARP or ND table; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request (before Linux 5.0).
+    pub fn neighbour(&mut self, index: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
+        let mut found = None;
+        let asked = self.netlink.request(RTM_GETNEIGH, 0, &neighbour_entry(index, address, 0), |kind, body| {
+            if let Ok(Some(Message::Neighbour(neighbour))) = Message::read(kind, body) {
+                found = Some(neighbour);
+            }
+        });
+        match asked {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),
+            asked => asked.map(|()| found),
+        }
+    }
+
+    /// Tells the kernel that an address is in use, as a packet to it would. The kernel then solicits the address
+    /// unless it is confirmed. The entry must not be a permanent one, which would lose that property. Returns false if
+    /// the interface is gone or down, or the table of the kernel is full.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request for another reason.
+    pub fn use_neighbour(&mut self, index: u32, address: IpAddr) -> io::Result<bool> {
+        let entry = neighbour_entry(index, address, NTF_USE);
+        match self.netlink.request(RTM_NEWNEIGH, CREATE_OR_KEEP, &entry, |_, _| {}) {
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENODEV | libc::ENETDOWN | libc::EINVAL | libc::ENOBUFS)
+                ) =>
+            {
+                Ok(false)
+            }
+            used => used.map(|()| true),
+        }
+    }
+}
+
+fn family_and_octets(address: IpAddr) -> (u8, Vec<u8>) {
+    match address {
+        IpAddr::V4(address) => (libc::AF_INET as u8, address.octets().to_vec()),
+        IpAddr::V6(address) => (libc::AF_INET6 as u8, address.octets().to_vec()),
+    }
+}
+
+/// Returns a `struct ndmsg` for an entry of an ARP or ND table, with its IP address.
+fn neighbour_entry(index: u32, address: IpAddr, flags: u8) -> Vec<u8> {
+    let (family, octets) = family_and_octets(address);
+    let mut body = vec![family, 0, 0, 0];
+    body.extend_from_slice(&index.to_ne_bytes());
+    body.extend_from_slice(&[0, 0, flags, 0]);
+    put(&mut body, NDA_DST, &octets);
+    body
 }
 
 /// Returns a `struct ndmsg` for an entry of a bridge, with its address.

@@ -158,6 +158,8 @@ impl Mirror {
             Message::Fdb(Fdb::Tunnel(entry)) => self.apply_tunnel(*entry),
             Message::Fdb(Fdb::Bridge(entry)) => self.apply_bridge(*entry),
             Message::Neighbour(neighbour) => self.apply_neighbour(*neighbour),
+            // Nobody subscribed to them.
+            Message::Route(..) | Message::Routing => {}
         }
     }
 
@@ -428,6 +430,8 @@ fn stale<K: Copy, V>(entries: &HashMap<K, Seen<V>>, dump: u32) -> impl Iterator<
 
 #[cfg(test)]
 mod tests {
+    use wirepath_pmd::rtnetlink::NudState;
+
     use super::*;
 
     const VNI: u32 = 42;
@@ -463,7 +467,8 @@ mod tests {
 
     fn neighbour(n: u8, mac: Option<MacAddr>) -> Message {
         let address = [192, 0, 2, n].into();
-        Message::Neighbour(Neighbour { index: BRIDGE, address, mac, external: true, is_router: false })
+        let state = NudState::Fixed;
+        Message::Neighbour(Neighbour { index: BRIDGE, address, state, mac, external: true, is_router: false })
     }
 
     /// All facts about two remote hosts, one of them with its IP address, and one local host.
