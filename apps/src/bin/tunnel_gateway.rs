@@ -68,7 +68,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
-    control.start_evpn()?;
     control.start_state(state, runtime.ports())?;
     let from = (&source, arguments.run.config.as_deref());
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
@@ -145,7 +144,9 @@ fn run_gateway(
             rules.stage(worker, gateway)
         })
         .map_err(failed)?;
-    let checked = check_started_ports(running.plane(), config).and_then(|()| control.control.started(running.plane()));
+    let checked = check_started_ports(running.plane(), config)
+        .and_then(|()| control.control.started(running.plane()))
+        .and_then(|()| control.control.control.start_exchange(running.plane().ports()));
     if let Err(refused) = checked {
         running.stop(&mut control);
         return Err(refused);

@@ -12,7 +12,7 @@ use wirepath::configuration::{ChangedParts, ChangedPorts, ChangedRules, ConfigOb
 use wirepath::rules::RuleSettings;
 
 /// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
-const FIXED: [&str; 3] = ["port", "kind", "udp_port"];
+const FIXED: [&str; 4] = ["port", "kind", "udp_port", "control"];
 
 impl AsRef<RuleSettings> for Setup {
     fn as_ref(&self) -> &RuleSettings {
@@ -66,6 +66,7 @@ impl Reconfigure for GatewayMonitor {
     }
 
     fn apply(&mut self, setup: Setup, parts: ChangedParts, plane: &mut ControlPlane) -> Result<Vec<String>, Failure> {
+        let before = self.gateway.config().bifurcation();
         let change = self.gateway.prepare(setup.gateway, plane.seconds()).map_err(Failure::failed)?;
         self.gateway.reconfigure(change, plane.ports(), plane.seconds());
         if parts.log {
@@ -73,8 +74,14 @@ impl Reconfigure for GatewayMonitor {
         }
         warn_of_lost_tags(plane.ports(), self.gateway.config());
         // The change is in force, so a failure is no reason to refuse it.
-        let without = self.update_evpn().err().map(|error| error.to_string());
-        Ok(without.into_iter().collect())
+        let mut notes: Vec<String> = self.update_evpn().err().map(|error| error.to_string()).into_iter().collect();
+        let config = self.gateway.config();
+        let port = plane.ports().get(config.underlay.port).map(|port| port.id);
+        if let (Some(port), Some(after)) = (port, config.bifurcation().filter(|after| before.as_ref() != Some(after))) {
+            let changed = plane.set_bifurcation(port, &after);
+            notes.extend(changed.err().map(|error| format!("the underlay port takes the packets of before: {error}")));
+        }
+        Ok(notes)
     }
 
     fn changed_rules(&self) -> Option<ChangedRules> {

@@ -9,6 +9,7 @@ use wirepath_wire::Parser;
 
 use super::demo::Peer;
 use super::evpn::{self, Evpn};
+use super::kernel_underlay::{self, KernelUnderlay};
 use super::state::{self, StateFile, StateSettings};
 use super::{NicTunnels, rule_parser};
 use wirepath::cli::{self, Failure, Rate, Service, Table};
@@ -31,6 +32,8 @@ pub struct GatewayMonitor {
     evpn: Option<Evpn>,
     /// File for what is learned, if it is configured.
     state: Option<StateFile>,
+    /// Exchange with the kernel about next hops, if it has the addresses of the underlay.
+    underlay: Option<KernelUnderlay>,
     service: Service,
     /// Statistics of the segments at the previous output of rates.
     last_stats: Vec<SegmentStats>,
@@ -49,17 +52,23 @@ impl GatewayMonitor {
             offload: NicTunnels::default(),
             evpn: None,
             state: None,
+            underlay: None,
             service: Service::new(),
             last_stats: Vec::new(),
             last_elapsed: 0.0,
         }
     }
 
-    /// Begins the exchange with the kernel's tables if a segment needs it.
+    /// Begins the exchange with the kernel's tables if a segment or the underlay needs it. The ports are started: the
+    /// kernel gets no tunnel packets any more.
     ///
     /// # Errors
     /// If the kernel refuses a socket or a device.
-    pub fn start_evpn(&mut self) -> Result<(), Failure> {
+    pub fn start_exchange(&mut self, ports: &[PortInfo]) -> Result<(), Failure> {
+        let config = self.gateway.config();
+        if let Some(port) = ports.get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
+            self.underlay = Some(KernelUnderlay::start(&port.capabilities.device)?);
+        }
         let segments = evpn::segments(self.gateway.config());
         if !segments.is_empty() {
             self.evpn = Some(Evpn::start(segments)?);
@@ -181,12 +190,17 @@ impl Control for GatewayMonitor {
     }
 
     fn tables(&mut self) -> Vec<&'static TableSpec> {
-        [self.gateway.tables(), evpn::TABLES.to_vec(), vec![&state::TABLE]].concat()
+        let own = vec![&kernel_underlay::TABLE, &state::TABLE];
+        [self.gateway.tables(), evpn::TABLES.to_vec(), own].concat()
     }
 
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
         if table.name == state::TABLE.name {
             return page.extend(&self.state, |state| state.row());
+        }
+        if table.name == kernel_underlay::TABLE.name {
+            page.extend(self.underlay.iter().flat_map(KernelUnderlay::rows), |row| row);
+            return;
         }
         if !evpn::TABLES.iter().any(|own| own.name == table.name) {
             return self.gateway.list(table, page, plane);
@@ -203,6 +217,12 @@ impl Control for GatewayMonitor {
         }
         if let Some(state) = &mut self.state {
             state.tick(&mut self.gateway, plane);
+        }
+        if let Some(underlay) = &mut self.underlay
+            && let Some(port) = plane.ports().get(self.gateway.config().underlay.port)
+        {
+            let device = port.capabilities.device.clone();
+            underlay.tick(&device, &mut self.gateway, plane);
         }
         self.service.tick(plane);
     }

@@ -1,6 +1,6 @@
 use wirepath_pipeline::tables::{BFD, SEGMENT, UNDERLAY, VRF};
 use wirepath_pipeline::tunnel::GatewayConfig;
-use wirepath_pipeline::tunnel::config::SegmentConfig;
+use wirepath_pipeline::tunnel::config::{SegmentConfig, UnderlayControl};
 use wirepath_pipeline::{PortInfo, Runtime};
 use wirepath_pmd::drivers::{DeviceKind, device_kind};
 use wirepath_pmd::port::{PortId, VlanTags};
@@ -57,12 +57,16 @@ impl Setup {
 
     /// Reads a configuration for a gateway whose ports have these numbers.
     pub(super) fn read_numbered(source: &Source, numbers: &PortNumbers) -> Result<Self, ConfigError> {
-        let (common, (gateway, state)) = Config::read_numbered(source, &TABLES, numbers, |top, names| {
+        let (mut common, (gateway, state)) = Config::read_numbered(source, &TABLES, numbers, |top, names| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let gateway = GatewayConfig::read(top, &names);
             let state = StateSettings::read(top)?;
             Ok((gateway?, state))
         })?;
+        let underlay = common.port(gateway.underlay.port).map(|port| port.name.clone());
+        for port in common.ports.iter_mut().filter(|port| Some(&port.name) == underlay.as_ref()) {
+            port.bifurcation = gateway.bifurcation();
+        }
         // Without the key, the MTU is known when the port is open.
         if let Some(mtu) = common.port(gateway.underlay.port).and_then(|port| port.mtu) {
             gateway.check_mtus(mtu)?;
@@ -118,7 +122,7 @@ pub(super) fn check_running(ports: &[PortInfo], gateway: &GatewayConfig) -> Resu
     }
 }
 
-/// Checks that the addresses of the gateway are not the kernel's.
+/// Checks that the addresses of the gateway are not the kernel's, or that they are if they have to be.
 pub(super) fn check_addresses(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
     match ports.get(gateway.underlay.port) {
         Some(underlay) => Ok(check_kernel(underlay.capabilities.driver, gateway)?),
@@ -132,9 +136,10 @@ pub fn rule_parser(gateway: &GatewayConfig) -> Parser {
     Parser { tunnels, ..Parser::default() }
 }
 
-/// Rejects addresses that are also configured in the kernel. The kernel would answer for them with another
-/// Ethernet address or with "port unreachable". `driver` is that of the underlay.
+/// Rejects addresses that are also configured in the kernel, unless it has to have them. The kernel would answer for
+/// them with another Ethernet address or with "port unreachable". `driver` is that of the underlay.
 fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError> {
+    let is_kernels = gateway.underlay.control == UnderlayControl::Kernel;
     // Virtual ports bypass no kernel interface.
     if device_kind(driver) == DeviceKind::Virtual {
         return Ok(());
@@ -145,14 +150,22 @@ fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError
     let no_table = table.is_ok_and(|table| table.trim().is_empty());
     for prefix in &gateway.underlay.addresses {
         let ip = prefix.address;
-        if ip.is_ipv4() && no_table {
+        if ip.is_ipv4() && no_table && !is_kernels {
             continue;
         }
         let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
         let any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
         // The check is meaningless if every address can be bound.
         let says = any.is_ok_and(|value| value.trim() == "0");
-        if says && std::net::UdpSocket::bind((ip, 0)).is_ok() {
+        let has = || std::net::UdpSocket::bind((ip, 0)).is_ok() && !(ip.is_ipv4() && no_table);
+        if says && is_kernels && !has() {
+            let message = format!(
+                "{ip} is not an address of the kernel, which has to own it because of control = \"kernel\". Add it: \
+                 ip address add {prefix} dev INTERFACE"
+            );
+            return Err(gateway.underlay.addresses_span.error(message));
+        }
+        if says && !is_kernels && has() {
             let message = format!(
                 "{ip} is configured in the kernel, which would answer for it instead of the gateway. Remove it: \
                  ip address del {prefix} dev INTERFACE"

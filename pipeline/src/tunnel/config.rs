@@ -2,19 +2,20 @@
 //!
 //! All checks that need no open port are done here, including those of cross references.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use wirepath_flow::Rule;
+use wirepath_pmd::port::Bifurcation;
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, DeValue, Flag, FromValue, Integer, Key, List, Parsed, Required, Settings, Span,
     Text, Value, WithDefault, Written,
 };
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
-use wirepath_wire::{MacAddr, Tunnels, Vni};
+use wirepath_wire::{IpProtocol, MacAddr, Tunnels, Vni};
 
 use super::bfd::config::{BACKUPS, BFD, BackupConfig, BfdConfig, check_backups, read_backups};
 use super::filter::{SEGMENT_FILTER, read_filter};
@@ -48,14 +49,29 @@ const PREFIX: &str = "an address with its prefix length, such as \"10.9.0.1/24\"
 
 const UNDERLAY_PORT: Key<Required<Text>> =
     Key::text("port", "name of a port").required().about("Port that carries the tunnel packets.");
-const ADDRESSES: Key<List<Parsed<Prefix>>> = Key::parsed("addresses", PREFIX)
-    .list()
-    .absent("an error: at least one address is needed")
-    .about("Addresses of the gateway in the underlay (VTEP addresses), at most 64. The kernel must not have them.");
+const ADDRESSES: Key<List<Parsed<Prefix>>> =
+    Key::parsed("addresses", PREFIX).list().absent("an error: at least one address is needed").about(
+        "Addresses of the gateway in the underlay (VTEP addresses), at most 64. The kernel must not have them; with \
+         control = \"kernel\" it must.",
+    );
 const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
     .list()
     .absent("remotes must be in the networks of `addresses`")
     .about("Next hops for remotes in other networks, at most one for each IP version.");
+const UNDERLAY_CONTROL: Key<WithDefault<Choice<UnderlayControl>>> = Key::choice(
+    "control",
+    &[
+        ("static", UnderlayControl::Static, "the gateway, with ARP and ND of its own and the next hops in `gateways`"),
+        (
+            "kernel",
+            UnderlayControl::Kernel,
+            "the kernel, with its routes and neighbours; the port takes only tunnel packets to `addresses`, and the \
+             kernel keeps all others, such as BGP, BFD and ssh; for driver = \"af_packet\" and \"af_xdp\"",
+        ),
+    ],
+)
+.default_word("static")
+.about("Owner of the addresses, and source of the next hops to remotes.");
 const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
@@ -102,6 +118,7 @@ pub static UNDERLAY: ConfigTable = ConfigTable {
     keys: &[
         &UNDERLAY_PORT,
         &ADDRESSES,
+        &UNDERLAY_CONTROL,
         &GATEWAYS,
         &UNDERLAY_VLAN,
         &KIND,
@@ -271,6 +288,10 @@ pub struct UnderlayConfig {
     pub addresses: Vec<Prefix>,
     /// Position of `addresses` in the configuration.
     pub addresses_span: Span,
+    /// Owner of the addresses, and source of the next hops.
+    pub control: UnderlayControl,
+    /// Position of `control` in the configuration, or where it would be.
+    pub control_span: Span,
     /// Next hops.
     pub gateways: Vec<IpAddr>,
     /// VLAN ID of the underlay.
@@ -289,6 +310,16 @@ pub struct UnderlayConfig {
     pub checksum: OuterChecksum,
     /// If true, fragments of tunnel packets are joined.
     pub reassembly: bool,
+}
+
+/// Owner of the addresses of the underlay, and source of the next hops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnderlayControl {
+    /// The gateway.
+    #[default]
+    Static,
+    /// The kernel.
+    Kernel,
 }
 
 impl UnderlayConfig {
@@ -580,8 +611,32 @@ impl GatewayConfig {
         routing.read_routes(root, &segments)?;
         let underlay = underlay?;
         let bfd = BfdConfig::read(root, &underlay, &segments)?;
+        check_underlay_control(root, &underlay, &segments, bfd.as_ref());
         check_backups(root, bfd.as_ref(), &segments)?;
         Ok(Self { segments, underlay, routing, bfd })
+    }
+
+    /// Returns the packets that the underlay port takes if the kernel has the addresses; `None`: all.
+    pub fn bifurcation(&self) -> Option<Bifurcation> {
+        if self.underlay.control != UnderlayControl::Kernel {
+            return None;
+        }
+        let (mut udp_ports, mut protocols) = (BTreeSet::new(), BTreeSet::new());
+        for segment in self.segments.iter().filter(|segment| segment.has_tunnels()) {
+            match segment.kind.carrier {
+                Carrier::Udp(_) => udp_ports.extend(self.underlay.port_of(segment.kind)),
+                Carrier::Ip(protocol) => _ = protocols.insert(protocol.0),
+                Carrier::IpInIp => protocols.extend([IpProtocol::IPV4.0, IpProtocol::IPV6.0]),
+                // Refused when the configuration was read.
+                Carrier::Srv6 => {}
+            }
+        }
+        Some(Bifurcation {
+            addresses: self.underlay.addresses.iter().map(|prefix| prefix.address).collect(),
+            later_fragments: self.underlay.reassembly && !udp_ports.is_empty(),
+            udp_ports: udp_ports.into_iter().collect(),
+            protocols: protocols.into_iter().collect(),
+        })
     }
 
     /// Returns the SIDs of the gateway, in the order of the segments.
@@ -633,6 +688,31 @@ impl GatewayConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks that all packets of the gateway to its addresses are tunnel packets if the kernel has the addresses.
+fn check_underlay_control(
+    root: &Settings<'_>,
+    underlay: &UnderlayConfig,
+    segments: &[SegmentConfig],
+    bfd: Option<&BfdConfig>,
+) {
+    if underlay.control != UnderlayControl::Kernel {
+        return;
+    }
+    if bfd.is_some_and(|bfd| !bfd.is_in_tunnels()) {
+        let message = "found beside control = \"kernel\" of the underlay, which leaves BFD packets to the kernel; \
+                       expected management_vni, or another daemon for BFD";
+        root.record(root.error_in(&BFD, message));
+    }
+    if let Some(segment) = segments.iter().find(|segment| segment.kind.carrier == Carrier::Srv6) {
+        let message = format!(
+            "segment \"{}\" of kind \"{}\" has packets to SIDs, but with control = \"kernel\" the underlay port \
+             takes packets to \"addresses\" only",
+            segment.name, segment.kind.name
+        );
+        root.record(underlay.control_span.error(message));
     }
 }
 
@@ -704,7 +784,18 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     let reassembly = table.read(&REASSEMBLY)?;
     let kind = table.read(&KIND)?.unwrap_or(KINDS[0]);
     let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
+    let (control, control_span) = (table.read(&UNDERLAY_CONTROL)?, table.span(&UNDERLAY_CONTROL));
     let vlan = table.read(&UNDERLAY_VLAN)?;
+    if control == UnderlayControl::Kernel {
+        if !gateways.is_empty() {
+            let message = "found beside control = \"kernel\", which takes the next hops from the kernel's routes";
+            table.record(table.error_in(&GATEWAYS, message));
+        }
+        if vlan.is_some() {
+            let message = "found beside control = \"kernel\"; expected a port on the VLAN device of the kernel instead";
+            table.record(table.error_in(&UNDERLAY_VLAN, message));
+        }
+    }
     let udp_port = table.read(&UDP_PORT)?.or(kind.default_port()).unwrap_or(0);
     let ttl = table.read(&TTL)?;
     if no_address {
@@ -716,6 +807,8 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         port_span,
         addresses,
         addresses_span,
+        control,
+        control_span,
         gateways,
         vlan,
         kind,
@@ -1162,7 +1255,8 @@ fn check_remote(
     };
     let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let on_link = link_local || underlay.addresses.iter().any(|prefix| prefix.contains(ip));
-    if !on_link && !underlay.gateways.iter().any(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
+    let has_routes = underlay.control == UnderlayControl::Kernel;
+    if !on_link && !has_routes && !underlay.gateways.iter().any(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
         let message = format!("{ip} is in no network of underlay.addresses");
         return Err(format!("{message}; expected an {version} address in underlay.gateways"));
     }
@@ -1254,6 +1348,43 @@ mod tests {
         let destinations: Vec<StaticDestination> = blue.statics.iter().map(|(_, destination)| *destination).collect();
         assert_eq!(destinations, [StaticDestination::Remote(0), StaticDestination::Attachment(1)]);
         assert_eq!((other.name.as_str(), other.accept_unknown_remotes, other.ageing), ("vni43", true, 300));
+    }
+
+    #[test]
+    fn an_underlay_of_the_kernel_takes_tunnel_packets_only() {
+        let underlay = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/32']\ncontrol = 'kernel'\n";
+        let segment =
+            |kind: &str| format!("[[segment]]\nremotes = ['192.0.2.1']\nports = [{{ port = 'lan' }}]\n{kind}\n");
+        let with = |keys: &str, segments: &str| read(&format!("{underlay}{keys}\n{segments}"));
+        // Other networks need no gateway.
+        let vxlan = with("", &segment("vni = 1")).unwrap().bifurcation();
+        let addresses = vec!["10.9.0.1".parse().unwrap()];
+        let expected = Bifurcation { addresses, udp_ports: vec![4789], protocols: vec![], later_fragments: true };
+        assert_eq!(vxlan, Some(expected.clone()));
+        let ports = [("vni = 1", "lan"), ("vni = 2\nkind = 'geneve'", "lan2")];
+        let both = ports.map(|(keys, port)| segment(keys).replace("'lan'", &format!("'{port}'"))).concat();
+        let taken = with("udp_port = 8472\nreassembly = false", &both).unwrap().bifurcation();
+        assert_eq!(
+            taken,
+            Some(Bifurcation { udp_ports: vec![6081, 8472], later_fragments: false, ..expected.clone() })
+        );
+        let taken = with("", &segment("kind = 'gretap'\nvni = 1")).unwrap().bifurcation();
+        assert_eq!(
+            taken,
+            Some(Bifurcation { udp_ports: vec![], protocols: vec![47], later_fragments: false, ..expected })
+        );
+        let own = underlay.replace("control = 'kernel'", "").replace("/32", "/8").replace("10.9.0.1", "192.0.2.9");
+        assert_eq!(read(&format!("{own}{}", segment("vni = 1"))).unwrap().bifurcation(), None);
+        let vxlan = segment("vni = 1");
+        for (keys, segments, message) in [
+            ("gateways = ['10.9.0.1']", vxlan.clone(), "takes the next hops from the kernel's routes"),
+            ("vlan = 7", vxlan.clone(), "expected a port on the VLAN device"),
+            ("", format!("{vxlan}[bfd]\n"), "leaves BFD packets to the kernel"),
+        ] {
+            let error = with(keys, &segments).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        assert!(with("", &format!("{vxlan}[bfd]\nmanagement_vni = 9\n")).is_ok());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
 use super::bfd::BfdControl;
 use super::bindings::{Bindings, PublishedBindings};
-use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
+use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig, UnderlayControl};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
 use super::external::External;
@@ -26,7 +26,7 @@ use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
 use super::move_damping::MoveDamping;
 use super::neighbour::{Millis, NeighbourAction, NeighbourState};
-use super::next_hops::NextHops;
+use super::next_hops::{KernelNextHop, NextHops};
 use super::outer::{TunnelId, outer_headers};
 use super::outer_fragments::FragmentIds;
 use super::path_mtu::PathMtus;
@@ -202,11 +202,14 @@ impl GatewayControl {
             places: Places::new(),
             underlay_mtu: layout.underlay.mtu,
             path_mtus: PathMtus::default(),
-            next_hops: NextHops::new(Addresses {
-                mac: layout.underlay.mac,
-                addresses: underlay.addresses.clone(),
-                gateways: underlay.gateways.clone(),
-            }),
+            next_hops: NextHops::new(
+                Addresses {
+                    mac: layout.underlay.mac,
+                    addresses: underlay.addresses.clone(),
+                    gateways: underlay.gateways.clone(),
+                },
+                underlay.control == UnderlayControl::Kernel,
+            ),
             layout,
             tables,
             workers,
@@ -383,7 +386,25 @@ impl GatewayControl {
 
     /// Iterates over all neighbours: address, state and Ethernet address.
     pub fn neighbours(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
-        self.next_hops.iter()
+        self.next_hops.list().into_iter()
+    }
+
+    /// Removes and returns at most `limit` destinations whose next hop the gateway needs from the kernel (true), or no
+    /// longer needs. Empty if the gateway resolves next hops itself.
+    pub fn take_next_hop_requests(&mut self, limit: usize) -> Vec<(IpAddr, bool)> {
+        self.next_hops.take_requests(limit)
+    }
+
+    /// Takes the kernel's next hops to destinations; `None`: the kernel has none.
+    pub fn set_kernel_next_hops(
+        &mut self,
+        next_hops: impl IntoIterator<Item = (IpAddr, Option<KernelNextHop>)>,
+        plane: &mut ControlPlane,
+    ) {
+        for (to, next_hop) in next_hops {
+            self.next_hops.set_kernel(to, next_hop);
+        }
+        self.run_actions(plane);
     }
 
     /// Returns the numbers of remotes learned and removed since the start.
@@ -565,13 +586,21 @@ impl GatewayControl {
                     }
                 }
                 NeighbourAction::Resolved(ip, mac) => {
-                    tracing::info!("next hop {ip} is at {mac}");
+                    match self.next_hops.via(ip) {
+                        Some(via) if via != ip => tracing::info!("next hop {via} to {ip} is at {mac}"),
+                        _ => tracing::info!("next hop {ip} is at {mac}"),
+                    }
                     self.set_next_hop_state(ip, Some(mac), NeighbourState::Reachable);
                 }
                 NeighbourAction::Unreachable(ip) => {
                     let state = self.next_hops.state(ip).unwrap_or(NeighbourState::Failed);
                     if state == NeighbourState::Failed {
-                        tracing::warn!("next hop {ip} does not answer; packets for it are dropped as no_neighbour");
+                        let what = if self.next_hops.are_kernels() {
+                            "the kernel has no next hop to"
+                        } else {
+                            "no answer from next hop"
+                        };
+                        tracing::warn!("{what} {ip}; packets for it are dropped as no_neighbour");
                     }
                     self.set_next_hop_state(ip, None, state);
                 }

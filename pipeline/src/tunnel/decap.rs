@@ -602,9 +602,12 @@ impl View<'_> {
             return Err(DropReason::NotForUs.into());
         }
         match outer.l3_type() {
-            L3Type::Arp => return Err(self.classify_arp(state, context, frame, &outer).into()),
+            L3Type::Arp if underlay.is_host => return Err(self.classify_arp(state, context, frame, &outer).into()),
             L3Type::Ipv4 | L3Type::Ipv6 => {}
-            L3Type::Other => return Err(DropReason::NotForUs.into()),
+            L3Type::Arp | L3Type::Other => return Err(DropReason::NotForUs.into()),
+        }
+        if !underlay.is_host && matches!(outer.l4_type(), L4Type::Icmpv4 | L4Type::Icmpv6) {
+            return Err(DropReason::NotForUs.into());
         }
         let (src, dst) = outer.ip_addresses(frame).ok_or(DropReason::Truncated)?;
         if outer.l4_type() == L4Type::Icmpv6

@@ -248,7 +248,7 @@ impl GatewayControl {
                         remote.address.to_string().into(),
                         self.remote_origin(index as u32, remote.segment).into(),
                         route.local.to_string().into(),
-                        route.next_hop.map(|next_hop| next_hop.to_string()).into(),
+                        route.next_hop.and_then(|it| self.next_hops.via(it)).map(|via| via.to_string()).into(),
                         route.mac.map(|mac| mac.to_string()).into(),
                         state.into(),
                         remote.max_frame.into(),

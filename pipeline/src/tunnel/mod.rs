@@ -88,6 +88,7 @@ pub use external::{ExternalChanges, ExternalStats, LocalAddress};
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;
+pub use next_hops::KernelNextHop;
 pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use path_mtu::PathMtuStats;
 pub use reconfigure::Reconfiguration;

@@ -371,6 +371,32 @@ impl<P> Neighbours<P> {
         true
     }
 
+    /// Sets the state of an address that is in the table, for a table without timers of its own.
+    pub fn set(
+        &mut self,
+        ip: IpAddr,
+        state: NeighbourState,
+        mac: Option<MacAddr>,
+        actions: &mut Vec<NeighbourAction<P>>,
+    ) {
+        let Some(entry) = self.entries.get_mut(&ip) else { return };
+        let changes = entry.mac != mac;
+        let fails = state == NeighbourState::Failed && entry.state != NeighbourState::Failed;
+        (entry.state, entry.mac) = (state, mac);
+        match mac {
+            Some(mac) => {
+                actions.extend(changes.then_some(NeighbourAction::Resolved(ip, mac)));
+                entry.release(ip, actions);
+            }
+            None => {
+                if state == NeighbourState::Failed {
+                    actions.extend(entry.queue.drain(..).map(NeighbourAction::Drop));
+                }
+                actions.extend((changes || fails).then_some(NeighbourAction::Unreachable(ip)));
+            }
+        }
+    }
+
     /// Processes expired deadlines. Call this a few times per second.
     pub fn tick(&mut self, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
         let (begin, limit) = (actions.len(), self.timing.solicitations_per_tick);

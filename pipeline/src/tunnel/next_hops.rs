@@ -2,8 +2,12 @@
 //!
 //! The gateway is a host of that network, with addresses of its own. [`NextHops`] combines this host, the neighbour
 //! table, and the lists of next hops to ask. It sends nothing: the caller carries out [`NextHops::take_actions`].
+//!
+//! If the addresses are the kernel's, so are routes and neighbours. Each destination is then an entry of the neighbour
+//! table, and its Ethernet address that of the kernel's next hop ([`KernelNextHop`]). The kernel sends all ARP and ND
+//! messages.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
 use wirepath_packet::Packet;
@@ -23,6 +27,26 @@ const NEIGHBOUR_TICK: Millis = 100;
 /// A frame that waits for the next hop of its remote, and the index of the remote.
 pub(super) type QueuedFrame = (Packet, u32);
 
+/// The next hop to a destination, from the kernel's routes and neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelNextHop {
+    /// IP address of the next hop.
+    pub via: IpAddr,
+    /// State of the kernel's neighbour entry.
+    pub state: NeighbourState,
+    /// Ethernet address, if it is known.
+    pub mac: Option<MacAddr>,
+}
+
+/// State of next hops that come from the kernel.
+#[derive(Debug, Default)]
+struct KernelSource {
+    /// Destinations whose next hop is needed (true), or is not any more.
+    requests: HashMap<IpAddr, bool>,
+    /// Next hop of each destination that has one.
+    via: HashMap<IpAddr, IpAddr>,
+}
+
 /// The next hops of one network.
 #[derive(Debug)]
 pub(super) struct NextHops {
@@ -31,6 +55,8 @@ pub(super) struct NextHops {
     /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
     /// sent to it.
     users: HashMap<IpAddr, Vec<u32>>,
+    /// `None` if the gateway resolves the next hops itself.
+    kernel: Option<KernelSource>,
     /// Next hops whose resolution has not started.
     unresolved: VecDeque<IpAddr>,
     /// Next hops to solicit again, because the link was lost.
@@ -42,9 +68,11 @@ pub(super) struct NextHops {
 }
 
 impl NextHops {
-    /// Creates the next hops of a network in which the gateway has these addresses.
-    pub(super) fn new(addresses: Addresses) -> Self {
+    /// Creates the next hops of a network in which the gateway has these addresses. `from_kernel` is true if the kernel
+    /// has them too, and resolves the next hops.
+    pub(super) fn new(addresses: Addresses, from_kernel: bool) -> Self {
         Self {
+            kernel: from_kernel.then(KernelSource::default),
             host: UnderlayHost::new(addresses),
             neighbours: Neighbours::new(Timing::default()),
             users: HashMap::new(),
@@ -84,14 +112,65 @@ impl NextHops {
         (self.announcements_left, self.announce_at) = (ANNOUNCEMENTS.1, 0);
     }
 
-    /// Returns the next hop to `to`; `None` if there is no route.
+    /// Returns the next hop to `to`; `None` if there is no route. If the next hops are the kernel's, it is `to`, whose
+    /// entry has the Ethernet address of the next hop.
     pub(super) fn next_hop(&self, to: IpAddr) -> Option<IpAddr> {
+        if self.kernel.is_some() {
+            return Some(to);
+        }
         self.host.addresses().next_hop(to)
     }
 
-    /// Iterates over all neighbours: address, state and Ethernet address.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
-        self.neighbours.iter()
+    /// Returns all neighbours: address, state and Ethernet address.
+    pub(super) fn list(&self) -> Vec<(IpAddr, NeighbourState, Option<MacAddr>)> {
+        let Some(kernel) = &self.kernel else { return self.neighbours.iter().collect() };
+        let via = |(to, state, mac)| Some((*kernel.via.get(&to)?, (state, mac)));
+        let by_address: BTreeMap<_, _> = self.neighbours.iter().filter_map(via).collect();
+        by_address.into_iter().map(|(ip, (state, mac))| (ip, state, mac)).collect()
+    }
+
+    /// Returns the IP address to which packets go that have the next hop `next_hop`.
+    pub(super) fn via(&self, next_hop: IpAddr) -> Option<IpAddr> {
+        self.kernel.as_ref().map_or(Some(next_hop), |kernel| kernel.via.get(&next_hop).copied())
+    }
+
+    /// Returns whether the next hops are the kernel's.
+    pub(super) fn are_kernels(&self) -> bool {
+        self.kernel.is_some()
+    }
+
+    /// Removes and returns at most `limit` destinations whose next hop is needed (true), or is not any more.
+    pub(super) fn take_requests(&mut self, limit: usize) -> Vec<(IpAddr, bool)> {
+        let Some(kernel) = &mut self.kernel else { return Vec::new() };
+        if kernel.requests.len() <= limit {
+            return std::mem::take(&mut kernel.requests).into_iter().collect();
+        }
+        let taken: Vec<IpAddr> = kernel.requests.keys().take(limit).copied().collect();
+        taken.into_iter().filter_map(|to| kernel.requests.remove_entry(&to)).collect()
+    }
+
+    /// Takes the kernel's next hop to a destination; `None`: it has none.
+    pub(super) fn set_kernel(&mut self, to: IpAddr, next_hop: Option<KernelNextHop>) {
+        let Some(kernel) = &mut self.kernel else { return };
+        // The destination may be forgotten meanwhile.
+        if self.neighbours.state(to).is_none() {
+            return;
+        }
+        match next_hop {
+            Some(next_hop) => kernel.via.insert(to, next_hop.via),
+            None => kernel.via.remove(&to),
+        };
+        let (state, mac) = next_hop.map_or((NeighbourState::Failed, None), |it| (it.state, it.mac));
+        self.neighbours.set(to, state, mac, &mut self.actions);
+    }
+
+    /// Removes a next hop from the neighbour table.
+    fn forget_entry(&mut self, next_hop: IpAddr) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.via.remove(&next_hop);
+            kernel.requests.insert(next_hop, false);
+        }
+        self.neighbours.forget(next_hop, &mut self.actions);
     }
 
     /// Returns the Ethernet address of a next hop, if it is known.
@@ -135,7 +214,7 @@ impl NextHops {
         users.retain(|user| *user != remote);
         if users.is_empty() {
             self.users.remove(&next_hop);
-            self.neighbours.forget(next_hop, &mut self.actions);
+            self.forget_entry(next_hop);
         }
     }
 
@@ -153,9 +232,8 @@ impl NextHops {
         }
         self.neighbours.set_capacity(users.len() + spare);
         let old = std::mem::replace(&mut self.users, users);
-        for next_hop in old.into_keys().filter(|next_hop| !self.users.contains_key(next_hop)) {
-            self.neighbours.forget(next_hop, &mut self.actions);
-        }
+        let unused: Vec<IpAddr> = old.into_keys().filter(|next_hop| !self.users.contains_key(next_hop)).collect();
+        unused.into_iter().for_each(|next_hop| self.forget_entry(next_hop));
     }
 
     /// Starts to resolve a next hop, if this has not happened.
@@ -165,7 +243,7 @@ impl NextHops {
 
     /// Forgets a next hop. Frames that wait for it are dropped.
     pub(super) fn forget(&mut self, next_hop: IpAddr) {
-        self.neighbours.forget(next_hop, &mut self.actions);
+        self.forget_entry(next_hop);
     }
 
     /// Queues a frame until its next hop is resolved or released.
@@ -207,14 +285,16 @@ impl NextHops {
             return false;
         }
         self.ticks_at = now + NEIGHBOUR_TICK;
-        self.neighbours.tick(now, &mut self.actions);
+        if self.kernel.is_none() {
+            self.neighbours.tick(now, &mut self.actions);
+        }
         true
     }
 
     /// Returns the frames that announce the gateway's addresses when they are due. The first announcement follows a
     /// probe for another host with the address.
     pub(super) fn announcements(&mut self, now: Millis) -> Vec<Vec<u8>> {
-        if self.announcements_left == 0 || now < self.announce_at {
+        if self.announcements_left == 0 || now < self.announce_at || self.kernel.is_some() {
             return Vec::new();
         }
         let addresses = self.host.addresses();
@@ -232,12 +312,18 @@ impl NextHops {
     /// The link has returned. Switches may have lost the gateway's address, and a neighbour may have got another
     /// Ethernet address.
     pub(super) fn link_returned(&mut self) {
+        if self.kernel.is_some() {
+            return;
+        }
         self.announce();
         self.unconfirmed = self.users.keys().copied().collect();
     }
 
     /// The link is lost. The last frames before its return must not go to an old Ethernet address.
     pub(super) fn link_lost(&mut self) {
+        if self.kernel.is_some() {
+            return;
+        }
         for next_hop in self.users.keys() {
             self.neighbours.hold(*next_hop, &mut self.actions);
         }
@@ -245,6 +331,16 @@ impl NextHops {
 
     /// Takes the actions that the caller must carry out.
     pub(super) fn take_actions(&mut self) -> Vec<NeighbourAction<QueuedFrame>> {
-        std::mem::take(&mut self.actions)
+        let mut actions = std::mem::take(&mut self.actions);
+        if let Some(kernel) = &mut self.kernel {
+            actions.retain(|action| match action {
+                NeighbourAction::Solicit(to, _) => {
+                    kernel.requests.insert(*to, true);
+                    false
+                }
+                _ => true,
+            });
+        }
+        actions
     }
 }

@@ -10,7 +10,7 @@ use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 
-use super::config::{GatewayConfig, InnerVlans, SegmentConfig, SegmentControl, UnderlayConfig};
+use super::config::{GatewayConfig, InnerVlans, SegmentConfig, SegmentControl, UnderlayConfig, UnderlayControl};
 use super::counters::SegmentCounters;
 use super::filter::{Filter, FilterOwner, Filters};
 use super::headers::ETHERNET_LEN;
@@ -104,6 +104,8 @@ pub struct Underlay {
     pub accept_zero_checksum6: bool,
     /// If true, fragments of tunnel packets are joined.
     pub reassembly: bool,
+    /// True if the gateway is a host of the underlay. Otherwise the kernel is, which answers ARP, ND and echo requests.
+    pub is_host: bool,
     /// MTU of the underlay port in bytes.
     pub mtu: u16,
 }
@@ -145,6 +147,7 @@ impl Underlay {
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },
             accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
             reassembly: config.reassembly,
+            is_host: config.control == UnderlayControl::Static,
             mtu,
         }
     }
@@ -862,6 +865,7 @@ mod tests {
             copied_class: 3,
             accept_zero_checksum6: false,
             reassembly: true,
+            is_host: true,
             mtu: 1500,
         };
         assert_eq!((underlay.source_port(0), underlay.source_port(u32::MAX)), (49152, 65535));

@@ -97,7 +97,7 @@ fn refused(error: io::Error) -> Failure {
 }
 
 /// Locks a mutex. Its data are valid even if another thread panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -181,6 +181,11 @@ impl BfdConfig {
         })
     }
 
+    /// Returns whether all control packets are in tunnels.
+    pub(in crate::tunnel) fn is_in_tunnels(&self) -> bool {
+        self.management_vni.is_some()
+    }
+
     /// Returns whether a remote has a session.
     pub(in crate::tunnel) fn watches(&self, remote: IpAddr) -> bool {
         !self.except.contains(&remote)

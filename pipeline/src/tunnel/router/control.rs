@@ -273,7 +273,10 @@ impl RouterControl {
             let known = self.segments.entry(place.index).or_insert_with(|| SegmentRouter {
                 name: segment.name.clone(),
                 vrf,
-                neighbours: NextHops::new(Addresses { mac, addresses: router.addresses.clone(), gateways: Vec::new() }),
+                neighbours: NextHops::new(
+                    Addresses { mac, addresses: router.addresses.clone(), gateways: Vec::new() },
+                    false,
+                ),
             });
             known.vrf = vrf;
             known.name.clone_from(&segment.name);
@@ -672,7 +675,7 @@ impl RouterControl {
     /// Returns the neighbours of all segments: name of the segment, address, state and Ethernet address.
     pub(in crate::tunnel) fn neighbours(&self) -> Vec<(String, IpAddr, NeighbourState, Option<MacAddr>)> {
         let of = |router: &SegmentRouter| -> Vec<_> {
-            router.neighbours.iter().map(|(ip, state, mac)| (router.name.clone(), ip, state, mac)).collect()
+            router.neighbours.list().into_iter().map(|(ip, state, mac)| (router.name.clone(), ip, state, mac)).collect()
         };
         self.segments.values().flat_map(of).collect()
     }

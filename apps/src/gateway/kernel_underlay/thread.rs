@@ -1,0 +1,284 @@
+//! The thread that asks the kernel for next hops.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
+
+use super::table::{Changes, NextHopTable};
+use crate::gateway::evpn::lock;
+
+/// Receive buffer of the notifications, in bytes.
+const RECEIVE_BUFFER: usize = 16 << 20;
+/// Most datagrams that one turn receives.
+const DATAGRAMS: usize = 4096;
+/// Most requests of one kind in a turn.
+const REQUESTS: usize = 512;
+/// Time between two turns without messages. Each next hop is reported as in use this often.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two turns after the kernel refused a request.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Orders of the control thread.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    /// Name of the interface of the underlay port, if it is another one.
+    pub(super) device: Option<String>,
+    /// Destinations whose next hop is needed (true), or is not any more.
+    pub(super) requests: HashMap<IpAddr, bool>,
+    pub(super) stop: bool,
+}
+
+/// Changes for the control thread.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    pub(super) changes: Changes,
+    /// Time of the first message behind the changes.
+    pub(super) since: Option<Instant>,
+}
+
+/// Figures for operators.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Status {
+    pub(super) has_interface: bool,
+    pub(super) destinations: usize,
+    pub(super) next_hops: usize,
+    pub(super) pending: usize,
+    pub(super) messages: u64,
+    pub(super) malformed: u64,
+    pub(super) overflows: u64,
+    pub(super) lookups: u64,
+    pub(super) kept: u64,
+    pub(super) errors: u64,
+}
+
+/// State of both threads.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) orders: Mutex<Orders>,
+    pub(super) outbox: Mutex<Outbox>,
+    pub(super) status: Mutex<Status>,
+    /// Event by which the control thread wakes the other one.
+    pub(super) waker: OwnedFd,
+}
+
+impl Shared {
+    /// Wakes the thread.
+    pub(super) fn wake(&self) {
+        // The event is pending already if the counter is full.
+        _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+}
+
+/// The state of the thread.
+pub(super) struct Thread {
+    shared: Arc<Shared>,
+    subscription: Subscription,
+    requests: Requests,
+    table: NextHopTable,
+    status: Status,
+    /// The links are to be read.
+    reads_links: bool,
+    /// The next hop that was last reported as in use.
+    kept: Option<IpAddr>,
+    /// Time from which the next hops are reported as in use again.
+    keep_at: Instant,
+    /// Time until which nothing is asked, after an error.
+    asks_from: Instant,
+    is_degraded: bool,
+}
+
+impl Thread {
+    /// Opens the sockets.
+    pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
+        let now = Instant::now();
+        Ok(Self {
+            shared,
+            subscription: Subscription::with_routes(RECEIVE_BUFFER)?,
+            requests: Requests::new()?,
+            table: NextHopTable::default(),
+            status: Status::default(),
+            reads_links: true,
+            kept: None,
+            keep_at: now,
+            asks_from: now,
+            is_degraded: false,
+        })
+    }
+
+    /// Runs until the control thread orders the end.
+    pub(super) fn run(mut self) {
+        loop {
+            let now = Instant::now();
+            let orders = std::mem::take(&mut *lock(&self.shared.orders));
+            if orders.stop {
+                return;
+            }
+            if let Some(device) = orders.device {
+                self.table.set_device(&device);
+                self.reads_links = true;
+            }
+            for (to, is_needed) in orders.requests {
+                self.table.set_needed(to, is_needed);
+                if !is_needed {
+                    lock(&self.shared.outbox).changes.remove(&to);
+                }
+            }
+            if let Err(error) = self.turn(now) {
+                self.status.errors += 1;
+                self.asks_from = now + RETRY;
+                if !std::mem::replace(&mut self.is_degraded, true) {
+                    tracing::error!("control = \"kernel\" of the underlay: {error}; it is tried again");
+                }
+            }
+            self.publish(now);
+            self.wait();
+        }
+    }
+
+    /// Waits for a message of the kernel, an order or the next timer.
+    fn wait(&self) {
+        let now = Instant::now();
+        let until = if self.table.has_work() || self.reads_links { self.asks_from } else { self.keep_at };
+        let time = until.max(self.asks_from).saturating_duration_since(now).min(INTERVAL);
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.subscription.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
+        ];
+        let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+        if poll(&mut fds, Some(&timeout)).is_ok() && !fds[1].revents().is_empty() {
+            _ = rustix::io::read(&self.shared.waker, &mut [0; 8]);
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> io::Result<()> {
+        self.receive()?;
+        if now < self.asks_from {
+            return Ok(());
+        }
+        if self.reads_links {
+            let Self { requests, table, status, .. } = self;
+            // An interface that comes meanwhile has a message of its own.
+            requests.dump(Table::Links, read_into(table, status))?;
+            self.reads_links = false;
+        }
+        self.ask()?;
+        self.keep_alive(now)?;
+        if std::mem::take(&mut self.is_degraded) {
+            tracing::info!("control = \"kernel\" of the underlay works again");
+        }
+        Ok(())
+    }
+
+    /// Receives the waiting messages.
+    fn receive(&mut self) -> io::Result<()> {
+        let Self { subscription, table, status, .. } = self;
+        match subscription.receive(DATAGRAMS, read_into(table, status))? {
+            Received::All | Received::More => {}
+            Received::Lost => {
+                self.status.overflows += 1;
+                self.reads_links = true;
+                self.table.read_again();
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks up routes and reads neighbour entries.
+    fn ask(&mut self) -> io::Result<()> {
+        let interface = self.table.interface();
+        for _ in 0..REQUESTS {
+            let Some(to) = self.table.due() else { break };
+            self.status.lookups += 1;
+            let asked = if interface.is_some() { self.requests.route_to(to) } else { Ok(Vec::new()) };
+            match asked {
+                Ok(route) => self.table.set_route(to, &route),
+                Err(error) => {
+                    self.table.repeat(to);
+                    return Err(error);
+                }
+            }
+        }
+        for _ in 0..REQUESTS {
+            let Some(hop) = self.table.unread() else { break };
+            let entry = match interface {
+                Some(interface) => self.requests.neighbour(interface, hop),
+                None => Ok(None),
+            };
+            match entry {
+                Ok(entry) => self.table.set_entry(hop, entry),
+                Err(error) => {
+                    self.table.read_entry(hop);
+                    return Err(error);
+                }
+            }
+            // The kernel begins to solicit it now, not only when its turn comes.
+            if let Some(interface) = interface
+                && self.table.is_unresolved(hop)
+            {
+                self.use_neighbour(interface, hop)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports next hops as in use, each once in [`INTERVAL`].
+    fn keep_alive(&mut self, now: Instant) -> io::Result<()> {
+        let Some(interface) = self.table.interface().filter(|_| now >= self.keep_at) else {
+            if now >= self.keep_at {
+                self.keep_at = now + INTERVAL;
+            }
+            return Ok(());
+        };
+        for _ in 0..REQUESTS {
+            let Some(hop) = self.table.next_to_keep(self.kept) else {
+                (self.kept, self.keep_at) = (None, now + INTERVAL);
+                return Ok(());
+            };
+            self.kept = Some(hop);
+            // An entry that somebody has just made permanent must stay so.
+            let entry = self.requests.neighbour(interface, hop)?;
+            self.table.set_entry(hop, entry);
+            if !self.table.is_fixed(hop) {
+                self.use_neighbour(interface, hop)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn use_neighbour(&mut self, interface: u32, hop: IpAddr) -> io::Result<()> {
+        self.status.kept += 1;
+        // Messages tell when an interface that is down can be used again.
+        self.status.errors += u64::from(!self.requests.use_neighbour(interface, hop)?);
+        Ok(())
+    }
+
+    /// Passes the changes to the control thread. `since` is the time of their messages.
+    fn publish(&mut self, since: Instant) {
+        if !self.table.changes.is_empty() {
+            let changes = std::mem::take(&mut self.table.changes);
+            let mut outbox = lock(&self.shared.outbox);
+            outbox.changes.extend(changes);
+            outbox.since.get_or_insert(since);
+        }
+        (self.status.destinations, self.status.next_hops, self.status.pending) = self.table.counts();
+        self.status.has_interface = self.table.interface().is_some();
+        *lock(&self.shared.status) = self.status;
+    }
+}
+
+/// Returns what takes messages of the kernel.
+fn read_into(table: &mut NextHopTable, status: &mut Status) -> impl FnMut(Result<Message, Malformed>) {
+    |message| {
+        status.messages += 1;
+        match message {
+            Ok(message) => table.apply(&message),
+            Err(Malformed) => status.malformed += 1,
+        }
+    }
+}
