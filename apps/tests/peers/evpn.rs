@@ -15,6 +15,8 @@ use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, ski
 
 use crate::frr::Daemons;
 use crate::program::Program;
+use crate::tcp::transfer;
+use crate::underlay::{SHARED, plug_router, share};
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
 /// FRR's daemons (Debian: frr). They have no programs in the search path.
@@ -82,16 +84,28 @@ struct Fabric {
 }
 
 impl Fabric {
+    /// Creates the namespaces, with a link of its own for BGP.
     fn new(variant: Variant) -> Self {
+        Self::with(variant, |gateway, leaf| {
+            Veth::new((gateway, "bgp"), (leaf, "bgp")).plug();
+            for (namespace, address) in [gateway, leaf].into_iter().zip(SPEAKERS) {
+                namespace.ip(&format!("addr add {address}/30 dev bgp"));
+            }
+            // BGP needs a route to the VTEPs. The gateway's port is not the kernel's.
+            gateway.ip(&format!("route add {}/32 via {}", variant.remote(0), SPEAKERS[1]));
+        })
+    }
+
+    /// Creates the namespaces. The kernel beside the gateway has the address of the gateway, on the same interface.
+    fn shared(variant: Variant) -> Self {
+        Self::with(variant, |gateway, _| share(gateway, variant))
+    }
+
+    fn with(variant: Variant, connect: impl FnOnce(&Namespace, &Namespace)) -> Self {
         let mut world = World::new(variant, 1, 0, 1500);
         world.plug_remote();
         let (gateway, leaf) = (&world.gateway, &world.remotes[0]);
-        Veth::new((gateway, "bgp"), (leaf, "bgp")).plug();
-        for (namespace, address) in [gateway, leaf].into_iter().zip(SPEAKERS) {
-            namespace.ip(&format!("addr add {address}/30 dev bgp"));
-        }
-        // BGP needs a route to the VTEPs. The gateway's port is not the kernel's.
-        gateway.ip(&format!("route add {}/32 via {}", variant.remote(0), SPEAKERS[1]));
+        connect(gateway, leaf);
         leaf.ip(&format!("link add br{VNI} type bridge mcast_snooping 0"));
         let local = variant.remote(0);
         leaf.ip(&format!("link add vx{VNI} type vxlan id {VNI} dstport 4789 local {local} nolearning"));
@@ -120,10 +134,15 @@ impl Fabric {
     }
 
     fn gateway(&self, keys: &str) -> Gateway {
+        self.gateway_with("", keys)
+    }
+
+    /// Starts the gateway with keys of the underlay and of the segment.
+    fn gateway_with(&self, underlay: &str, keys: &str) -> Gateway {
         let segment = format!(
             "[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\nports = [{{ port = \"lan0\" }}]\n{keys}\n"
         );
-        let config = format!("[control]\nsocket = 'operators.sock'\n{}{segment}", self.world.ports());
+        let config = format!("[control]\nsocket = 'operators.sock'\n{}{underlay}{segment}", self.world.ports());
         let program = self.world.start_with(&config);
         let socket = program.path("operators.sock");
         assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
@@ -404,4 +423,118 @@ pub(crate) fn a_storm_of_entries_loses_none(variant: Variant) {
     assert!(met, "the forwarding table differs from the kernel's");
     assert!(gateway.program.running());
     gateway.program.stop();
+}
+
+/// The address of the gateway is the kernel's, bgpd speaks from it, and next hops come from the kernel.
+pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
+    const BYTES: u64 = 64 << 20;
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::shared(variant);
+    let (world, host, far, leaf) = (&fabric.world, fabric.host(), &fabric.far, fabric.leaf());
+    let kernel = &world.gateway;
+    let routers = [21, 22].map(|n| plug_router(world, n));
+    let (own, remote) = (variant.vtep().to_string(), variant.remote(0).to_string());
+    let [near, _other] = [Frr::start(kernel, &own, &remote), Frr::start(leaf, &remote, &own)];
+    let mut gateway = fabric.gateway_with(SHARED, "neighbour_suppression = true");
+    gateway.wait_for_remotes(std::slice::from_ref(&remote));
+    world.wait_for(&mut gateway.program, host, &remote_address(0));
+    let session = || -> Value {
+        let shown = near.vtysh(&format!("show bgp neighbors {remote} json"));
+        let json: Value = serde_json::from_str(&shown).unwrap_or_else(|error| panic!("{error}: {shown}"));
+        json[&remote].clone()
+    };
+    assert_eq!(session()["bgpState"], "Established", "{}", session());
+    let dropped = session()["connectionsDropped"].clone();
+    let leaf_wire = &mut leaf.frames("eth0");
+
+    // Addresses both ways, and traffic both ways.
+    let (near_mac, far_mac) = (colons(host.mac("eth0")), colons(far.mac("eth0")));
+    gateway.wait_for_mac(&far_mac, Some((&remote, "external")));
+    wait_for_entry(leaf, &format!("vx{VNI}"), &near_mac, Some(&format!("dst {own} ")));
+    assert!(pings(host, &remote_address(0), 56, 50) && pings(far, &host_address(0), 1400, 50));
+    for (from, to, address) in [(host, far, remote_address(0)), (far, host, host_address(0))] {
+        let (sent, received) = transfer(from, to, &address, BYTES);
+        assert_eq!((sent, sent.0), (received, BYTES), "bytes and checksum");
+    }
+    // Everything else stays with the kernel, beside the tunnels.
+    assert!(pings(leaf, &own, 56, 50), "the kernel answers for its address");
+
+    let next_hop = |via: &str, mac: [u8; 6]| {
+        gateway.wait("remotes", &format!("{via} at {}", colons(mac)), |rows| {
+            rows.len() == 1
+                && rows[0]["next_hop"] == *via
+                && rows[0]["mac"] == *colons(mac)
+                && rows[0]["state"] == "ready"
+        });
+    };
+    let passed = |router: &Namespace| router.statistic("eth0", "rx_packets");
+    // Sends 50 pings and requires that all leave by one router, or by none.
+    let leaves_by = |expected: Option<usize>| {
+        let before = [0, 1].map(|n| passed(&routers[n]));
+        assert!(pings(host, &remote_address(0), 56, 50), "{:?}", gateway.rows("remotes"));
+        for n in 0..2 {
+            let count = passed(&routers[n]) - before[n];
+            // BGP, ARP and others pass too.
+            assert_eq!(count >= 50, expected == Some(n), "router {n}: {count} packets, expected by {expected:?}");
+        }
+    };
+    next_hop(&remote, leaf.mac("eth0"));
+    leaves_by(None);
+
+    // An entry of the kernel moves the traffic, and its end moves it back.
+    let router_mac = routers[0].mac("eth0");
+    kernel.ip(&format!("neigh replace {remote} lladdr {} dev wan nud permanent", colons(router_mac)));
+    next_hop(&remote, router_mac);
+    leaves_by(Some(0));
+    kernel.ip(&format!("neigh del {remote} dev wan"));
+    next_hop(&remote, leaf.mac("eth0"));
+    leaves_by(None);
+
+    // The leaf gets another Ethernet address.
+    leaf.ip("link set eth0 address 02:00:00:00:77:01");
+    next_hop(&remote, [2, 0, 0, 0, 0x77, 1]);
+    leaves_by(None);
+
+    // Routes move the traffic, also those with several next hops.
+    let route = |hops: &str| kernel.ip(&format!("route replace {remote}/32 {hops}"));
+    route("via 10.9.0.21 dev wan");
+    next_hop("10.9.0.21", routers[0].mac("eth0"));
+    leaves_by(Some(0));
+    route("via 10.9.0.22 dev wan");
+    next_hop("10.9.0.22", routers[1].mac("eth0"));
+    leaves_by(Some(1));
+    route("nexthop via 10.9.0.21 dev wan nexthop via 10.9.0.22 dev wan");
+    gateway.wait("underlay_sync", "both next hops", |rows| rows[0]["next_hops"] == 2);
+    assert!(pings(host, &remote_address(0), 56, 50));
+    // The router of the pair that fails is left.
+    let chosen = gateway.rows("remotes")[0]["next_hop"].clone();
+    let failed = usize::from(chosen == "10.9.0.22");
+    routers[failed].ip("link set eth0 down");
+    kernel.ip(&format!("neigh del 10.9.0.2{} dev wan", failed + 1));
+    next_hop(["10.9.0.22", "10.9.0.21"][failed], routers[1 - failed].mac("eth0"));
+    leaves_by(Some(1 - failed));
+    kernel.ip(&format!("route del {remote}/32"));
+    next_hop(&remote, leaf.mac("eth0"));
+    leaves_by(None);
+
+    // The session has lasted, no tunnel packet has reached the kernel, and it has refused none.
+    assert_eq!((&session()["bgpState"], &session()["connectionsDropped"]), (&"Established".into(), &dropped));
+    for statistic in ["rx_packets", "rx_dropped", "rx_errors", "tx_packets"] {
+        let count = kernel.statistic(&format!("wpvx{VNI}"), statistic);
+        assert_eq!(count, 0, "{statistic} of the shadow device");
+    }
+    let is_unreachable = |bytes: &[u8]| bytes[12..14] == [8, 0] && bytes[23] == 1 && bytes[34] == 3;
+    assert!(!leaf_wire.drain().iter().any(|frame| is_unreachable(&frame.bytes)), "ICMP errors about tunnel packets");
+    // A black hole drops the frames, like the packets of the session, until it goes.
+    kernel.ip(&format!("route replace blackhole {remote}/32"));
+    gateway.wait("remotes", "no next hop", |rows| {
+        rows.first().is_some_and(|row| row["state"] == "unreachable" && row["next_hop"].is_null())
+    });
+    kernel.ip(&format!("route del blackhole {remote}/32"));
+    next_hop(&remote, leaf.mac("eth0"));
+    world.wait_for(&mut gateway.program, host, &remote_address(0));
+    gateway.program.stop();
+    assert!(pings(leaf, &own, 56, 5), "the interface is the kernel's again");
 }

@@ -180,6 +180,33 @@ over! {
     moves: crate::evpn::a_host_moves_between_leaves;
     restarts: crate::evpn::daemons_start_again;
     storm: crate::evpn::a_storm_of_entries_loses_none;
+    shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
+}
+
+over! {
+    evpn_af_xdp_ipv4,
+    by("af_xdp", false),
+    shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
+}
+
+/// An underlay whose addresses are the kernel's.
+macro_rules! shared_underlay {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            kernel: crate::underlay::the_kernel_keeps_all_but_tunnels;
+        })*
+    };
+}
+
+shared_underlay! {
+    shared_af_packet_ipv4, by("af_packet", false);
+    shared_af_packet_ipv6, by("af_packet", true);
+    shared_af_xdp_ipv4, by("af_xdp", false);
+    shared_af_xdp_ipv6, by("af_xdp", true);
+    // The ring instead of whole superframes.
+    shared_af_packet_cut, Variant { settings: ["superframes = 'cut'"; 2], ..by("af_packet", false) };
 }
 
 /// GENEVE, of which no device of the kernel is needed.

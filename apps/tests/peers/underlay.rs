@@ -1,9 +1,97 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use wirepath_testlab::oracle;
+use wirepath::control_socket::Client;
+use wirepath_testlab::{Namespace, Veth, oracle};
 
-use crate::world::{Variant, WAIT_LIMIT, World, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
+
+/// Keys of an underlay whose address is the kernel's.
+pub(crate) const SHARED: &str = "control = \"kernel\"\n";
+
+/// Gives the kernel beside the gateway the address of the gateway, on the interface of its port.
+pub(crate) fn share(gateway: &Namespace, variant: Variant) {
+    let (address, prefix, nodad) = (variant.vtep(), variant.prefix(), if variant.ipv6 { " nodad" } else { "" });
+    if variant.ipv6 {
+        gateway.ipv6("wan");
+    }
+    gateway.ip(&format!("addr add {address}/{prefix} dev wan{nodad}"));
+}
+
+/// Adds a router to the underlay, with the address of host `n`.
+pub(crate) fn plug_router(world: &World, n: usize) -> Namespace {
+    let (variant, name) = (world.variant, format!("router{n}"));
+    let router = world.lab.namespace(&name);
+    Veth::new((&router, "eth0"), (&world.net, &name)).plug();
+    world.net.ip(&format!("link set {name} master br0"));
+    for key in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        router.sysctl(key, "1");
+    }
+    // It sends packets back to the network from which they came, and tells nobody.
+    for key in ["all", "eth0"] {
+        router.sysctl(&format!("net/ipv4/conf/{key}/send_redirects"), "0");
+        world.gateway.sysctl(&format!("net/ipv4/conf/{key}/accept_redirects"), "0");
+    }
+    world.gateway.sysctl("net/ipv4/conf/wan/accept_redirects", "0");
+    world.gateway.sysctl("net/ipv6/conf/wan/accept_redirects", "0");
+    let nodad = if variant.ipv6 { " nodad" } else { "" };
+    if variant.ipv6 {
+        router.ipv6("eth0");
+    }
+    router.ip(&format!("addr add {}/{} dev eth0{nodad}", variant.address(n), variant.prefix()));
+    router
+}
+
+/// The address of the gateway is the kernel's, which answers everything but tunnel packets. The remote is behind a
+/// router, to which the kernel's route leads.
+pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
+    let (host, remote, kernel) = (&world.hosts[0], &world.remotes[0], &world.gateway);
+    share(kernel, variant);
+    let routers = [33, 34].map(|n| plug_router(&world, n));
+    let (to, own) = (variant.remote(0).to_string(), variant.vtep().to_string());
+    let len = if variant.ipv6 { 128 } else { 32 };
+    let config = world.ports()
+        + SHARED
+        + "[control]\nsocket = 'operators.sock'\n"
+        + &world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
+    let mut gateway = world.start_with(&config);
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let socket = gateway.path("operators.sock");
+    let next_hop = || {
+        let table = Client::connect(&socket).expect("a socket").show("remotes", &[], None).expect("a table");
+        let at = |name| table.columns.iter().position(|it| it == name).expect("a column");
+        (table.rows[0][at("next_hop")].clone(), table.rows[0][at("mac")].clone())
+    };
+    for router in &routers {
+        let (via, mac) = (router.ip("-o addr show dev eth0 scope global"), colons(router.mac("eth0")));
+        let via = via.split_whitespace().nth(3).and_then(|prefix| prefix.split('/').next()).expect("an address");
+        kernel.ip(&format!("route replace {to}/{len} via {via} dev wan"));
+        assert!(
+            wirepath_testlab::eventually(WAIT_LIMIT, || next_hop() == (via.into(), mac.as_str().into())),
+            "{via} at {mac}: {:?}",
+            next_hop()
+        );
+        let before = router.statistic("eth0", "rx_packets");
+        assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &host_address(0), 1000, 50));
+        assert!(router.statistic("eth0", "rx_packets") >= before + 100, "the packets pass {via}");
+    }
+    // Echo requests, and datagrams and connections to sockets of the kernel.
+    assert!(pings(remote, &own, 56, 50) && pings(kernel, &to, 1400, 50));
+    let server = kernel.inside(|| UdpSocket::bind((variant.vtep(), 7000)).expect("a socket"));
+    let listener = kernel.inside(|| TcpListener::bind((variant.vtep(), 7000)).expect("a socket"));
+    server.set_read_timeout(Some(WAIT_LIMIT)).expect("a limit");
+    let client = remote.inside(|| UdpSocket::bind((variant.remote(0), 0)).expect("a socket"));
+    client.send_to(b"datagram", (variant.vtep(), 7000)).expect("sent");
+    let mut buffer = [0; 64];
+    let (len, from) = server.recv_from(&mut buffer).expect("a datagram");
+    assert_eq!((&buffer[..len], from.ip()), (&b"datagram"[..], variant.remote(0)));
+    remote.inside(|| TcpStream::connect((variant.vtep(), 7000)).expect("a connection"));
+    drop(listener);
+    // The gateway itself has answered nothing.
+    let summary = gateway.stop();
+    assert_eq!(summary.number("generated"), 0, "{}", summary.json);
+}
 
 /// The gateway answers for its VTEP address once, with the port's link-layer address. The kernel below it,
 /// which does not have the address, does not answer and does not respond to tunnel packets.

@@ -114,7 +114,7 @@ impl Variant {
         self.address(2 + n)
     }
 
-    fn prefix(self) -> u32 {
+    pub(crate) fn prefix(self) -> u32 {
         if self.ipv6 { 64 } else { 24 }
     }
 }

@@ -517,6 +517,7 @@ fn refusals(folder: &str) -> Vec<Refusal> {
     let pcap = |keys: &str| format!("driver = 'pcap'\n[port.pcap]\n{keys}");
     let generic = "driver = 'af_xdp'\ndevice = 'a0'\n[port.af_xdp]\nmode = 'generic'";
     let null = "driver = 'null'";
+    let shared = GATEWAY_REST.replace("port = 'wan'\n", "port = 'wan'\ncontrol = 'kernel'\n");
     vec![
         l2fwd("no interface, af_packet", 1, "driver = 'af_packet'\ndevice = 'nosuch0'", ""),
         l2fwd("no interface, af_xdp", 1, "driver = 'af_xdp'\ndevice = 'nosuch0'", ""),
@@ -573,6 +574,14 @@ fn refusals(folder: &str) -> Vec<Refusal> {
             2,
             "driver = 'af_packet'\ndevice = 'a0'",
             &GATEWAY_REST.replace("10.9.0.1", "10.8.0.1"),
+        ),
+        gateway("address that the kernel lacks", 2, "driver = 'af_packet'\ndevice = 'a0'", &shared),
+        gateway("driver that does not share with the kernel", 2, null, &shared),
+        gateway(
+            "shared and not exclusive",
+            2,
+            "driver = 'af_packet'\ndevice = 'a0'\n[port.af_packet]\nexclusive = false",
+            &shared.replace("10.9.0.1", "10.8.0.1"),
         ),
         gateway(
             "inner MTU",

@@ -5,8 +5,9 @@
 //!                 next hops    <──
 //! ```
 //!
-//! A thread of its own asks the kernel for the route to each destination and follows the neighbour entries of the next
-//! hops, so the control thread never waits for it. It keeps these entries alive, as the tunnel packets pass the kernel.
+//! A thread of its own asks the kernel for the route to each destination, so the control thread never waits for it. It
+//! follows the neighbour entries of the next hops. It also keeps them alive, because the kernel does not see the tunnel
+//! packets that use them.
 
 mod table;
 mod thread;

@@ -20,7 +20,7 @@ pub(super) type Changes = HashMap<IpAddr, Option<KernelNextHop>>;
 struct Destination {
     /// Next hops of the kernel's route on the interface of the underlay.
     hops: Vec<IpAddr>,
-    /// What the gateway knows, if it knows anything.
+    /// Next hop that the gateway knows, if it was told one or none.
     published: Option<Option<KernelNextHop>>,
 }
 
@@ -46,6 +46,8 @@ pub(super) struct NextHopTable {
     due: BTreeSet<IpAddr>,
     /// Next hops whose neighbour entry has to be read.
     unread: BTreeSet<IpAddr>,
+    failed_routes: BTreeSet<IpAddr>,
+    failed_entries: BTreeSet<IpAddr>,
     pub(super) changes: Changes,
 }
 
@@ -166,14 +168,22 @@ impl NextHopTable {
         self.unread.pop_first()
     }
 
-    /// Looks up the route to a destination again.
-    pub(super) fn repeat(&mut self, to: IpAddr) {
-        self.due.insert(to);
+    /// Remembers a destination whose route the kernel did not tell. What it told before stays in use.
+    pub(super) fn route_failed(&mut self, to: IpAddr) {
+        self.failed_routes.insert(to);
     }
 
-    /// Reads the neighbour entry of a next hop again.
-    pub(super) fn read_entry(&mut self, hop: IpAddr) {
-        self.unread.insert(hop);
+    /// Remembers a next hop whose neighbour entry the kernel did not tell.
+    pub(super) fn entry_failed(&mut self, hop: IpAddr) {
+        self.failed_entries.insert(hop);
+    }
+
+    /// Asks again for what the kernel did not tell.
+    pub(super) fn retry(&mut self) {
+        let failed = std::mem::take(&mut self.failed_routes);
+        self.due.extend(failed.into_iter().filter(|to| self.destinations.contains_key(to)));
+        let failed = std::mem::take(&mut self.failed_entries);
+        self.unread.extend(failed.into_iter().filter(|hop| self.hops.contains_key(hop)));
     }
 
     /// Returns whether a next hop is in use and has no neighbour entry yet.
@@ -224,8 +234,8 @@ impl NextHopTable {
         }
     }
 
-    /// Chooses one of several next hops: among those with a known address, the one with the highest hash of itself and
-    /// the destination (rendezvous hashing). So a next hop that goes moves no destination of the others.
+    /// Chooses one of several next hops: among those with a known address, the one whose hash with the destination is
+    /// the highest (rendezvous hashing). So a next hop that goes moves no destination of the others.
     fn choose(&self, to: IpAddr, hops: &[IpAddr]) -> Option<KernelNextHop> {
         let weight = |via: &IpAddr| {
             let mut hasher = DefaultHasher::new();
@@ -415,6 +425,23 @@ mod tests {
             assert!(*before == Some(ip(routers[0])) || before == after);
         }
         assert_eq!(table.counts().1, 3, "the failed one is still asked");
+    }
+
+    #[test]
+    fn what_the_kernel_did_not_tell_is_asked_again() {
+        let (mut table, to) = (table(), ip("10.9.0.2"));
+        table.set_needed(to, true);
+        table.set_needed(ip("10.9.0.3"), true);
+        table.set_route(to, &[RouteHop { index: INTERFACE, via: None }]);
+        due(&mut table);
+        assert_eq!(table.unread(), Some(to));
+        table.route_failed(to);
+        table.route_failed(ip("10.9.0.3"));
+        table.entry_failed(to);
+        assert!(!table.has_work(), "not at once");
+        table.set_needed(ip("10.9.0.3"), false);
+        table.retry();
+        assert_eq!((due(&mut table), table.unread(), table.unread()), (vec![to], Some(to), None));
     }
 
     /// A destination that is asked for again is reported again, because the gateway has forgotten it meanwhile.

@@ -130,14 +130,19 @@ impl Thread {
                 }
             }
             if let Err(error) = self.turn(now) {
-                self.status.errors += 1;
                 self.asks_from = now + RETRY;
-                if !std::mem::replace(&mut self.is_degraded, true) {
-                    tracing::error!("control = \"kernel\" of the underlay: {error}; it is tried again");
-                }
+                self.complain(&error);
             }
             self.publish(now);
             self.wait();
+        }
+    }
+
+    /// Counts an error. Logs it once, until everything works again.
+    fn complain(&mut self, error: &io::Error) {
+        self.status.errors += 1;
+        if !std::mem::replace(&mut self.is_degraded, true) {
+            tracing::error!("control = \"kernel\" of the underlay: {error}; it is tried again");
         }
     }
 
@@ -167,9 +172,10 @@ impl Thread {
             requests.dump(Table::Links, read_into(table, status))?;
             self.reads_links = false;
         }
+        let errors = self.status.errors;
         self.ask()?;
-        self.keep_alive(now)?;
-        if std::mem::take(&mut self.is_degraded) {
+        let is_complete = self.keep_alive(now)?;
+        if is_complete && self.status.errors == errors && std::mem::take(&mut self.is_degraded) {
             tracing::info!("control = \"kernel\" of the underlay works again");
         }
         Ok(())
@@ -199,8 +205,8 @@ impl Thread {
             match asked {
                 Ok(route) => self.table.set_route(to, &route),
                 Err(error) => {
-                    self.table.repeat(to);
-                    return Err(error);
+                    self.table.route_failed(to);
+                    self.complain(&error);
                 }
             }
         }
@@ -213,8 +219,9 @@ impl Thread {
             match entry {
                 Ok(entry) => self.table.set_entry(hop, entry),
                 Err(error) => {
-                    self.table.read_entry(hop);
-                    return Err(error);
+                    self.table.entry_failed(hop);
+                    self.complain(&error);
+                    continue;
                 }
             }
             // The kernel begins to solicit it now, not only when its turn comes.
@@ -227,28 +234,32 @@ impl Thread {
         Ok(())
     }
 
-    /// Reports next hops as in use, each once in [`INTERVAL`].
-    fn keep_alive(&mut self, now: Instant) -> io::Result<()> {
-        let Some(interface) = self.table.interface().filter(|_| now >= self.keep_at) else {
-            if now >= self.keep_at {
-                self.keep_at = now + INTERVAL;
-            }
-            return Ok(());
-        };
+    /// Reports next hops as in use, each once in [`INTERVAL`]. Returns true at the end of a round.
+    fn keep_alive(&mut self, now: Instant) -> io::Result<bool> {
+        if now < self.keep_at {
+            return Ok(false);
+        }
         for _ in 0..REQUESTS {
-            let Some(hop) = self.table.next_to_keep(self.kept) else {
+            let next = self.table.interface().zip(self.table.next_to_keep(self.kept));
+            let Some((interface, hop)) = next else {
                 (self.kept, self.keep_at) = (None, now + INTERVAL);
-                return Ok(());
+                self.table.retry();
+                return Ok(true);
             };
             self.kept = Some(hop);
             // An entry that somebody has just made permanent must stay so.
-            let entry = self.requests.neighbour(interface, hop)?;
-            self.table.set_entry(hop, entry);
+            match self.requests.neighbour(interface, hop) {
+                Ok(entry) => self.table.set_entry(hop, entry),
+                Err(error) => {
+                    self.complain(&error);
+                    continue;
+                }
+            }
             if !self.table.is_fixed(hop) {
                 self.use_neighbour(interface, hop)?;
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn use_neighbour(&mut self, interface: u32, hop: IpAddr) -> io::Result<()> {

@@ -69,14 +69,14 @@ pub(crate) fn new_fragment_map(bifurcation: &Bifurcation) -> io::Result<Option<M
 pub(crate) enum LaterFragments {
     /// None.
     None,
-    /// Those of datagrams whose first fragment it took, by the map with this descriptor.
+    /// Fragments of datagrams whose first one it took, by the map with this descriptor.
     Known(i32),
     /// All.
     All,
 }
 
 impl LaterFragments {
-    /// Those that a map of [`new_fragment_map`] is for.
+    /// Returns the fragments for which a map of [`new_fragment_map`] is.
     pub(crate) fn known(map: Option<&Map>) -> Self {
         map.map_or(Self::None, |map| Self::Known(map.raw_fd()))
     }
