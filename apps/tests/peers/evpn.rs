@@ -425,6 +425,58 @@ pub(crate) fn a_storm_of_entries_loses_none(variant: Variant) {
     gateway.program.stop();
 }
 
+/// Addresses behind a group of nexthop objects are spread over its VTEPs. A member that leaves moves only its own
+/// addresses, and a group that is removed takes all along.
+pub(crate) fn groups_of_nexthops_share_addresses(variant: Variant) {
+    if let Err(why) = Requirement::Program("bridge").check() {
+        return skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
+    }
+    const ENTRIES: u8 = 100;
+    let fabric = Fabric::new(variant);
+    let kernel = &fabric.world.gateway;
+    let gateway = fabric.gateway("");
+    gateway.wait("evpn", "the devices", |rows| rows[0]["state"] == "ready");
+    let vteps = [2, 3, 4].map(|n| variant.address(n).to_string());
+    for (id, vtep) in (1..).zip(&vteps) {
+        kernel.ip(&format!("nexthop add id {id} via {vtep} fdb"));
+    }
+    kernel.ip("nexthop add id 10 group 1/2/3 fdb");
+    for n in 0..ENTRIES {
+        let mac = format!("02:00:00:00:00:{n:02x}");
+        kernel.run(&["bridge", "fdb", "add", &mac, "dev", &format!("wpvx{VNI}"), "nhid", "10", "self"]).expect();
+    }
+    let places = || -> std::collections::BTreeMap<String, String> {
+        let rows = gateway.rows("fdb").into_iter().filter(|row| row["kind"] == "external");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        rows.map(|row| (text(&row["mac"]), text(&row["to"]))).collect()
+    };
+    let wait = |what: &str, members: &[&String]| {
+        let mut found = std::collections::BTreeMap::new();
+        let met = eventually(WAIT_LIMIT, || {
+            found = places();
+            let used: std::collections::BTreeSet<&String> = found.values().collect();
+            found.len() == usize::from(ENTRIES) && used.iter().eq(members.iter())
+        });
+        assert!(met, "{what}: {found:?}");
+        found
+    };
+    let [first, second, third] = &vteps;
+    let before = wait("all members", &[first, second, third]);
+    kernel.ip("nexthop replace id 10 group 1/3 fdb");
+    let without = wait("two members", &[first, third]);
+    for (mac, vtep) in &before {
+        assert!(vtep == second || without[mac] == *vtep, "{mac} was behind {vtep}, now behind {}", without[mac]);
+    }
+    kernel.ip("nexthop replace id 10 group 1/2/3 fdb");
+    assert_eq!(wait("all members again", &[first, second, third]), before);
+    kernel.ip("nexthop replace id 3 via 10.9.0.9 fdb");
+    wait("another VTEP", &[first, second, &"10.9.0.9".to_owned()]);
+    kernel.ip("nexthop del id 10");
+    gateway.wait("evpn", "no entries", |rows| rows[0]["macs"] == 0);
+    gateway.wait("evpn_sync", "three objects", |rows| rows[0]["nexthops"] == 3 && rows[0]["unsupported"] == 0);
+    gateway.program.stop();
+}
+
 /// The address of the gateway is the kernel's, bgpd speaks from it, and next hops come from the kernel.
 pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
     const BYTES: u64 = 64 << 20;

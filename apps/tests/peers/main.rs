@@ -180,6 +180,7 @@ over! {
     moves: crate::evpn::a_host_moves_between_leaves;
     restarts: crate::evpn::daemons_start_again;
     storm: crate::evpn::a_storm_of_entries_loses_none;
+    nexthop_groups: crate::evpn::groups_of_nexthops_share_addresses;
     shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
 }
 

@@ -2,10 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_pmd::rtnetlink::{Fdb, Message};
+use wirepath_pmd::rtnetlink::{Fdb, Message, NexthopTarget};
 
-/// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWNEIGH` and `RTM_DELNEIGH`.
-const TYPES: [u16; 4] = [16, 17, 28, 29];
+/// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWNEIGH`, `RTM_DELNEIGH`, `RTM_NEWROUTE`, `RTM_NEWRULE`, `RTM_NEWNEXTHOP` and
+/// `RTM_DELNEXTHOP`.
+const TYPES: [u16; 8] = [16, 17, 28, 29, 24, 32, 104, 105];
 
 fuzz_target!(|data: &[u8]| {
     let Some((kind, body)) = data.split_first() else { return };
@@ -20,6 +21,12 @@ fuzz_target!(|data: &[u8]| {
         Ok(Some(Message::Fdb(Fdb::Bridge(entry)))) => assert_eq!(entry.removed, kind == 29),
         Ok(Some(Message::Fdb(Fdb::Tunnel(entry)))) => assert_eq!(entry.removed, kind == 29),
         Ok(Some(Message::Neighbour(neighbour))) => assert!(kind == 28 || neighbour.mac.is_none()),
+        Ok(Some(Message::Route(to, len))) => assert!(len <= if to.is_ipv4() { 32 } else { 128 }),
+        Ok(Some(Message::Nexthop(nexthop))) => {
+            assert!(nexthop.id != 0 && (kind == 104 || nexthop.to.is_none()));
+            assert!(!matches!(nexthop.to, Some(NexthopTarget::Group(members)) if members.len() > 256));
+        }
+        Ok(Some(Message::Routing)) => assert_eq!(kind, 32),
         Ok(None) | Err(_) => {}
     }
 });

@@ -14,7 +14,7 @@ pub(super) const RTM_NEWNEIGH: u16 = 28;
 pub(super) const RTM_DELNEIGH: u16 = 29;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
-const RTM_NEWNEXTHOP: u16 = 104;
+pub(super) const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_DELNEXTHOP: u16 = 105;
 
 pub(super) const IFLA_IFNAME: u16 = 3;
@@ -59,6 +59,15 @@ const RTNEXTHOP: usize = 8;
 /// Most next hops of a route that are read.
 const MAX_HOPS: usize = 256;
 
+/// Length of `struct nhmsg`.
+pub(super) const NHMSG: usize = 8;
+const NHA_ID: u16 = 1;
+const NHA_GROUP: u16 = 2;
+const NHA_GATEWAY: u16 = 6;
+const NHA_FDB: u16 = 11;
+/// Length of `struct nexthop_grp`.
+const NEXTHOP_GRP: usize = 8;
+
 /// Longest name or alias that is kept, in bytes.
 const MAX_TEXT: usize = 256;
 
@@ -79,8 +88,28 @@ pub enum Message {
     Neighbour(Neighbour),
     /// A route to this destination with this prefix length changed.
     Route(IpAddr, u8),
-    /// Rules or nexthop objects changed, so any route may lead elsewhere.
+    /// A nexthop object exists, or does not. Routes and forwarding databases refer to such objects.
+    Nexthop(Nexthop),
+    /// Rules changed, so any route may lead elsewhere.
     Routing,
+}
+
+/// A nexthop object (ip-nexthop(8)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nexthop {
+    /// Its number.
+    pub id: u32,
+    /// Where packets go; `None` if the object was removed or does not belong to forwarding databases.
+    pub to: Option<NexthopTarget>,
+}
+
+/// Where the packets of a nexthop object for forwarding databases go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NexthopTarget {
+    /// A VTEP.
+    Vtep(IpAddr),
+    /// One of these objects.
+    Group(Vec<u32>),
 }
 
 /// A network interface.
@@ -159,8 +188,10 @@ pub struct TunnelEntry {
     pub device: u32,
     /// Ethernet address; zero for frames without an entry of their own (flood list).
     pub mac: MacAddr,
-    /// VTEP; `None` if the entry refers to a nexthop.
+    /// VTEP, unless the entry refers to a nexthop object.
     pub vtep: Option<IpAddr>,
+    /// Number of the nexthop object.
+    pub nexthop: Option<u32>,
     /// VNI of the packets, if it is not that of the device.
     pub vni: Option<u32>,
 }
@@ -240,7 +271,8 @@ impl Message {
             RTM_NEWLINK | RTM_DELLINK => read_link(kind, body),
             RTM_NEWNEIGH | RTM_DELNEIGH => read_neighbour(kind == RTM_DELNEIGH, body),
             RTM_NEWROUTE | RTM_DELROUTE => read_route(body),
-            RTM_NEWRULE | RTM_DELRULE | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => Ok(Some(Self::Routing)),
+            RTM_NEWNEXTHOP | RTM_DELNEXTHOP => read_nexthop(kind == RTM_DELNEXTHOP, body),
+            RTM_NEWRULE | RTM_DELRULE => Ok(Some(Self::Routing)),
             _ => Ok(None),
         }
     }
@@ -317,12 +349,13 @@ fn read_neighbour(removed: bool, body: &[u8]) -> Result<Option<Message>, Malform
                 Some(value) => Some(read_address(value).ok_or(Malformed)?),
                 None => None,
             };
-            let is_tunnel = vtep.is_some() || number(NDA_NH_ID).is_some();
+            let nexthop = number(NDA_NH_ID);
+            let is_tunnel = vtep.is_some() || nexthop.is_some();
             // Other devices have lists of addresses that they accept, without a destination.
             if flags & NTF_SELF == 0 || !is_tunnel {
                 return Ok(None);
             }
-            let entry = TunnelEntry { removed, device: index, mac, vtep, vni: number(NDA_VNI) };
+            let entry = TunnelEntry { removed, device: index, mac, vtep, nexthop, vni: number(NDA_VNI) };
             Ok(Some(Message::Fdb(Fdb::Tunnel(entry))))
         }
         libc::AF_INET | libc::AF_INET6 => {
@@ -338,6 +371,25 @@ fn read_neighbour(removed: bool, body: &[u8]) -> Result<Option<Message>, Malform
         }
         _ => Ok(None),
     }
+}
+
+/// Reads a nexthop object. Those of routes have no target here.
+fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> {
+    if body.len() < NHMSG {
+        return Err(Malformed);
+    }
+    let attributes = Attributes::after_header(body, NHMSG);
+    let id = attributes.find(NHA_ID).and_then(|value| read_u32(value, 0)).filter(|id| *id != 0).ok_or(Malformed)?;
+    let is_fdb = !removed && attributes.find(NHA_FDB).is_some();
+    let to = match (attributes.find(NHA_GROUP), attributes.find(NHA_GATEWAY)) {
+        (Some(members), _) if is_fdb => {
+            let members = members.chunks_exact(NEXTHOP_GRP).take(MAX_HOPS);
+            Some(NexthopTarget::Group(members.filter_map(|member| read_u32(member, 0)).collect()))
+        }
+        (None, Some(gateway)) if is_fdb => Some(NexthopTarget::Vtep(read_address(gateway).ok_or(Malformed)?)),
+        _ => None,
+    };
+    Ok(Some(Message::Nexthop(Nexthop { id, to })))
 }
 
 /// Reads the destination of a route.
@@ -469,7 +521,14 @@ mod tests {
         };
         assert_eq!(Message::read(RTM_NEWLINK, &vxlan_link()), Ok(Some(Message::Link(link))));
         assert_eq!(Message::read(RTM_DELLINK, &vxlan_link()), Ok(Some(Message::LinkRemoved(9))));
-        let tunnel = TunnelEntry { removed: false, device: 9, mac: MAC, vtep: Some([10, 9, 0, 2].into()), vni: None };
+        let tunnel = TunnelEntry {
+            removed: false,
+            device: 9,
+            mac: MAC,
+            vtep: Some([10, 9, 0, 2].into()),
+            nexthop: None,
+            vni: None,
+        };
         let read = Message::read(RTM_NEWNEIGH, &fdb(MAC, [10, 9, 0, 2]));
         assert_eq!(read, Ok(Some(Message::Fdb(Fdb::Tunnel(tunnel)))));
         let entry = BridgeEntry { removed: true, bridge: 8, port: 9, mac: MAC, vlan: Some(7), external: true };
@@ -482,6 +541,34 @@ mod tests {
         assert_eq!(Message::read(RTM_DELNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(unknown))));
         let failed = Neighbour { state: NudState::Failed, ..unknown };
         assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x20)), Ok(Some(Message::Neighbour(failed))));
+    }
+
+    #[test]
+    fn nexthop_objects_are_read() {
+        let with = |attributes: &[(u16, &[u8])]| {
+            let mut body = vec![0; NHMSG];
+            attributes.iter().for_each(|(kind, value)| put(&mut body, *kind, value));
+            body
+        };
+        let read = |kind, attributes: &[(u16, &[u8])]| Message::read(kind, &with(attributes));
+        let is = |id, to| Ok(Some(Message::Nexthop(Nexthop { id, to })));
+        let id: (u16, &[u8]) = (NHA_ID, &7u32.to_ne_bytes());
+        let (fdb, vtep): ((u16, &[u8]), (u16, &[u8])) = ((NHA_FDB, &[]), (NHA_GATEWAY, &[10, 9, 0, 2]));
+        let to = Some(NexthopTarget::Vtep([10, 9, 0, 2].into()));
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep, fdb]), is(7, to));
+        let mut members = Vec::new();
+        for member in [1u32, 2] {
+            members.extend_from_slice(&member.to_ne_bytes());
+            members.extend_from_slice(&[0; 4]);
+        }
+        members.push(9);
+        let group: (u16, &[u8]) = (NHA_GROUP, &members);
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, group, fdb]), is(7, Some(NexthopTarget::Group(vec![1, 2]))));
+        assert_eq!(read(RTM_DELNEXTHOP, &[id, group, fdb]), is(7, None), "removed");
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep]), is(7, None), "of routes");
+        assert_eq!(read(RTM_NEWNEXTHOP, &[vtep, fdb]), Err(Malformed), "no number");
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, (NHA_GATEWAY, &[1, 2]), fdb]), Err(Malformed), "no address");
+        assert_eq!(Message::read(RTM_NEWNEXTHOP, &[0; NHMSG - 1]), Err(Malformed));
     }
 
     fn rtmsg(family: i32, len: u8, kind: u8) -> Vec<u8> {

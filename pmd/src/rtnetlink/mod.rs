@@ -11,17 +11,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 pub use messages::{
-    BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, NudState, RouteHop, TunnelEntry, Vxlan,
+    BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, Nexthop, NexthopTarget, NudState, RouteHop,
+    TunnelEntry, Vxlan,
 };
 pub use requests::{Requests, Table};
 
 use crate::drivers::kernel::common::netlink::Netlink;
 
-/// Multicast groups of links and of neighbours, which include forwarding databases (`RTMGRP_LINK`, `RTMGRP_NEIGH`).
-const GROUPS: u32 = 1 | 4;
-/// Multicast groups of routes and rules of both IP versions, and of nexthop objects: the groups `RTNLGRP_IPV4_ROUTE`,
-/// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE` and `NEXTHOP`, each a bit.
-const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18 | 1 << 31;
+/// Multicast groups of links, of neighbours, which include forwarding databases, and of nexthop objects: `RTMGRP_LINK`,
+/// `RTMGRP_NEIGH`, and a bit for `RTNLGRP_NEXTHOP`.
+const GROUPS: u32 = 1 | 4 | 1 << 31;
+/// Multicast groups of routes and rules of both IP versions: the groups `RTNLGRP_IPV4_ROUTE`, `IPV4_RULE`, `IPV6_ROUTE`
+/// and `IPV6_RULE`, each a bit.
+const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
 
 /// Outcome of [`Subscription::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,8 @@ pub enum Received {
     Lost,
 }
 
-/// Receives the kernel's notifications about links, forwarding databases and neighbours, and about routes if wanted.
+/// Receives the kernel's notifications about links, forwarding databases, neighbours and nexthop objects, and about
+/// routes if wanted.
 #[derive(Debug)]
 pub struct Subscription {
     netlink: Netlink,

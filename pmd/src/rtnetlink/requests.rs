@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::messages::{
     IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
-    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDMSG,
+    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDMSG, NHMSG,
     NTF_EXT_LEARNED, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH, RTMSG, read_hops,
 };
 use super::{Malformed, Message, Neighbour, RouteHop, Vxlan};
@@ -16,6 +16,7 @@ const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 const RTM_GETROUTE: u16 = 26;
 const RTM_GETNEIGH: u16 = 30;
+const RTM_GETNEXTHOP: u16 = 106;
 /// `NLM_F_CREATE`.
 const CREATE_OR_KEEP: u16 = 0x400;
 /// `NLM_F_CREATE` and `NLM_F_EXCL`.
@@ -49,6 +50,8 @@ pub enum Table {
     Fdb,
     /// The ARP and ND tables.
     Neighbours,
+    /// Nexthop objects. Kernels before Linux 5.3 have none.
+    Nexthops,
 }
 
 /// A socket for requests.
@@ -80,12 +83,18 @@ impl Requests {
                 (RTM_GETNEIGH, body)
             }
             Table::Neighbours => (RTM_GETNEIGH, vec![0; NDMSG]),
+            Table::Nexthops => (RTM_GETNEXTHOP, vec![0; NHMSG]),
         };
-        self.netlink.dump(kind, &body, |kind, body| {
+        let dumped = self.netlink.dump(kind, &body, |kind, body| {
             if let Some(message) = Message::read(kind, body).transpose() {
                 each(message);
             }
-        })
+        });
+        match dumped {
+            // A kernel without such objects has none.
+            Err(error) if table == Table::Nexthops && error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
+            dumped => dumped,
+        }
     }
 
     /// Creates a bridge without multicast snooping.

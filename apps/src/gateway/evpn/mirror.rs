@@ -6,10 +6,13 @@
 //! messages are removed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use wirepath_pipeline::tunnel::ExternalChanges;
-use wirepath_pmd::rtnetlink::{BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, TunnelEntry, Vxlan};
+use wirepath_pmd::rtnetlink::{
+    BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, TunnelEntry, Vxlan,
+};
 use wirepath_wire::MacAddr;
 
 /// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
@@ -40,7 +43,7 @@ pub(super) struct Counts {
 pub(super) struct MirrorStats {
     /// Messages that were read.
     pub(super) messages: u64,
-    /// Messages without effect: nexthop ids, or a VNI other than that of the device.
+    /// Messages without effect: a VNI other than that of the device.
     pub(super) unsupported: u64,
     /// Entries that found no room.
     pub(super) refused: u64,
@@ -51,6 +54,14 @@ pub(super) struct MirrorStats {
 struct Seen<T> {
     value: T,
     dump: u32,
+}
+
+/// Destination of an entry of a VXLAN device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Vtep(IpAddr),
+    /// A nexthop object: a VTEP or a group of them.
+    Nexthop(u32),
 }
 
 /// State of a VNI as it was reported.
@@ -77,9 +88,12 @@ pub(super) struct Mirror {
     /// Number of the last dump.
     dump: u32,
     links: HashMap<u32, Seen<Link>>,
-    /// VTEPs of the addresses of VXLAN devices; those of the zero address are the flood list.
-    tunnels: HashMap<u32, HashMap<MacAddr, Vec<Seen<IpAddr>>>>,
+    /// Destinations of the addresses of VXLAN devices; those of the zero address are the flood list.
+    tunnels: HashMap<u32, HashMap<MacAddr, Vec<Seen<To>>>>,
     tunnel_entries: usize,
+    nexthops: HashMap<u32, Seen<NexthopTarget>>,
+    /// Entries of VXLAN devices that refer to a nexthop object, by its number.
+    users: HashMap<u32, HashSet<(u32, MacAddr)>>,
     /// Addresses of bridges.
     bridges: HashMap<u32, HashMap<MacAddr, Seen<BridgePlace>>>,
     bridge_entries: usize,
@@ -121,18 +135,19 @@ impl Mirror {
         lost.into_iter().for_each(|index| self.apply(&Message::LinkRemoved(index)));
         let mut lost = Vec::new();
         for (device, entries) in &self.tunnels {
-            for (mac, vteps) in entries {
-                let old = vteps.iter().filter(|vtep| vtep.dump != dump);
-                lost.extend(old.map(|vtep| TunnelEntry {
-                    removed: true,
-                    device: *device,
-                    mac: *mac,
-                    vtep: Some(vtep.value),
-                    vni: None,
+            for (mac, all) in entries {
+                lost.extend(all.iter().filter(|to| to.dump != dump).map(|to| {
+                    let (vtep, nexthop) = match to.value {
+                        To::Vtep(vtep) => (Some(vtep), None),
+                        To::Nexthop(id) => (None, Some(id)),
+                    };
+                    TunnelEntry { removed: true, device: *device, mac: *mac, vtep, nexthop, vni: None }
                 }));
             }
         }
         lost.into_iter().for_each(|entry| self.apply_tunnel(entry));
+        let lost: Vec<u32> = stale(&self.nexthops, dump).collect();
+        lost.into_iter().for_each(|id| self.apply_nexthop(&Nexthop { id, to: None }));
         let mut lost = Vec::new();
         for (bridge, entries) in &self.bridges {
             for (mac, place) in entries.iter().filter(|(_, place)| place.dump != dump) {
@@ -159,6 +174,7 @@ impl Mirror {
             Message::Fdb(Fdb::Bridge(entry)) => self.apply_bridge(*entry),
             Message::Neighbour(neighbour) => self.apply_neighbour(*neighbour),
             // Nobody subscribed to them.
+            Message::Nexthop(nexthop) => self.apply_nexthop(nexthop),
             Message::Route(..) | Message::Routing => {}
         }
     }
@@ -215,16 +231,19 @@ impl Mirror {
         if self.links.remove(&index).is_none() {
             return;
         }
-        let of_tunnel = self.tunnels.remove(&index).into_iter().flatten();
-        self.tunnel_entries -= of_tunnel.map(|(_, vteps)| vteps.len()).sum::<usize>();
+        for (mac, all) in self.tunnels.remove(&index).into_iter().flatten() {
+            self.tunnel_entries -= all.len();
+            all.iter().for_each(|to| unuse(&mut self.users, to.value, (index, mac)));
+        }
         self.bridge_entries -= self.bridges.remove(&index).map_or(0, |entries| entries.len());
         self.neighbour_entries -= self.neighbours.remove(&index).map_or(0, |entries| entries.len());
         self.find_devices();
     }
 
     fn apply_tunnel(&mut self, entry: TunnelEntry) {
-        let TunnelEntry { removed, device, mac, vtep, vni } = entry;
-        let Some(vtep) = vtep.filter(|_| vni.is_none() || vni == self.by_vxlan.get(&device).copied()) else {
+        let TunnelEntry { removed, device, mac, vtep, nexthop, vni } = entry;
+        let to = vtep.map(To::Vtep).or(nexthop.map(To::Nexthop));
+        let Some(to) = to.filter(|_| vni.is_none() || vni == self.by_vxlan.get(&device).copied()) else {
             self.stats.unsupported += 1;
             return;
         };
@@ -235,39 +254,80 @@ impl Mirror {
         let dump = self.dump;
         if removed {
             let Some(entries) = self.tunnels.get_mut(&device) else { return };
-            let Some(vteps) = entries.get_mut(&mac) else { return };
-            let before = vteps.len();
-            vteps.retain(|known| known.value != vtep);
-            self.tunnel_entries -= before - vteps.len();
-            if vteps.is_empty() {
+            let Some(all) = entries.get_mut(&mac) else { return };
+            let before = all.len();
+            all.retain(|known| known.value != to);
+            self.tunnel_entries -= before - all.len();
+            if all.is_empty() {
                 entries.remove(&mac);
             }
+            unuse(&mut self.users, to, (device, mac));
         } else {
             let is_full = self.tunnel_entries >= MAX_ENTRIES;
-            let vteps = self.tunnels.entry(device).or_default().entry(mac).or_default();
+            let all = self.tunnels.entry(device).or_default().entry(mac).or_default();
             if !is_flood {
-                // A unicast address has one VTEP. The kernel does not report the removal of the former one.
-                let before = vteps.len();
-                vteps.retain(|known| known.value == vtep);
-                self.tunnel_entries -= before - vteps.len();
+                // A unicast address has one destination. The kernel does not report the removal of the former one.
+                for former in all.extract_if(.., |known| known.value != to) {
+                    self.tunnel_entries -= 1;
+                    unuse(&mut self.users, former.value, (device, mac));
+                }
             }
-            match vteps.iter_mut().find(|known| known.value == vtep) {
+            match all.iter_mut().find(|known| known.value == to) {
                 Some(known) => known.dump = dump,
                 None if is_full => {
                     self.stats.refused += 1;
-                    if vteps.is_empty() {
+                    if all.is_empty() {
                         // Refused addresses take no memory.
                         self.tunnels.get_mut(&device).map(|entries| entries.remove(&mac));
                     }
                 }
                 None => {
-                    vteps.push(Seen { value: vtep, dump });
+                    all.push(Seen { value: to, dump });
                     self.tunnel_entries += 1;
+                    if let To::Nexthop(id) = to {
+                        self.users.entry(id).or_default().insert((device, mac));
+                    }
                 }
             }
         }
         let Some(&vni) = self.by_vxlan.get(&device) else { return };
         if is_flood { self.report_flood(vni) } else { self.report_mac(vni, mac) }
+    }
+
+    /// Takes a nexthop object. The addresses that refer to it, or to a group with it, may be behind other VTEPs now.
+    fn apply_nexthop(&mut self, nexthop: &Nexthop) {
+        let Nexthop { id, to } = nexthop;
+        let Some(to) = to else {
+            if self.nexthops.remove(id).is_some() {
+                self.report_users(*id);
+            }
+            return;
+        };
+        if self.nexthops.len() >= MAX_ENTRIES && !self.nexthops.contains_key(id) {
+            self.stats.refused += 1;
+            return;
+        }
+        let old = self.nexthops.insert(*id, Seen { value: to.clone(), dump: self.dump });
+        if old.is_none_or(|old| old.value != *to) {
+            self.report_users(*id);
+        }
+    }
+
+    fn report_users(&mut self, id: u32) {
+        let is_member = |(group, to): (&u32, &Seen<NexthopTarget>)| match &to.value {
+            NexthopTarget::Group(members) if members.contains(&id) => Some(*group),
+            _ => None,
+        };
+        let groups: Vec<u32> = self.nexthops.iter().filter_map(is_member).chain([id]).collect();
+        let users = groups.iter().filter_map(|group| self.users.get(group)).flatten();
+        let entries: Vec<(u32, MacAddr)> =
+            users.filter_map(|(device, mac)| Some((*self.by_vxlan.get(device)?, *mac))).collect();
+        entries.into_iter().for_each(|(vni, mac)| self.report_mac(vni, mac));
+    }
+
+    /// Number of nexthop objects for forwarding databases.
+    pub(super) fn nexthops(&self) -> usize {
+        self.nexthops.len()
     }
 
     fn apply_bridge(&mut self, entry: BridgeEntry) {
@@ -378,7 +438,12 @@ impl Mirror {
     fn report_flood(&mut self, vni: u32) {
         let Some(reported) = self.segments.get_mut(&vni) else { return };
         let entries = reported.devices.and_then(|devices| self.tunnels.get(&devices.vxlan)?.get(&MacAddr::ZERO));
-        let now: BTreeSet<IpAddr> = entries.into_iter().flatten().map(|vtep| vtep.value).collect();
+        let vtep = |to: &Seen<To>| match to.value {
+            To::Vtep(vtep) => Some(vtep),
+            // The kernel takes none here (vxlan_fdb_parse in drivers/net/vxlan/vxlan_core.c).
+            To::Nexthop(_) => None,
+        };
+        let now: BTreeSet<IpAddr> = entries.into_iter().flatten().filter_map(vtep).collect();
         for (vteps, listed) in [(reported.flood.difference(&now), false), (now.difference(&reported.flood), true)] {
             self.changes.flood.extend(vteps.map(|vtep| ((vni, *vtep), listed)));
         }
@@ -394,7 +459,10 @@ impl Mirror {
             if place.is_some_and(|place| place.value.port != vxlan) {
                 return None;
             }
-            self.tunnels.get(&vxlan)?.get(&mac)?.last().map(|vtep| vtep.value)
+            match self.tunnels.get(&vxlan)?.get(&mac)?.last()?.value {
+                To::Vtep(vtep) => Some(vtep),
+                To::Nexthop(id) => choose(&self.nexthops, id, mac),
+            }
         });
         let before = match vtep {
             Some(vtep) => reported.macs.insert(mac, vtep),
@@ -428,6 +496,35 @@ fn stale<K: Copy, V>(entries: &HashMap<K, Seen<V>>, dump: u32) -> impl Iterator<
     entries.iter().filter(move |(_, entry)| entry.dump != dump).map(|(key, _)| *key)
 }
 
+/// Records that an entry refers to a nexthop object no more.
+fn unuse(users: &mut HashMap<u32, HashSet<(u32, MacAddr)>>, to: To, entry: (u32, MacAddr)) {
+    let To::Nexthop(id) = to else { return };
+    if let Some(of_id) = users.get_mut(&id) {
+        of_id.remove(&entry);
+        if of_id.is_empty() {
+            users.remove(&id);
+        }
+    }
+}
+
+/// Returns the VTEP of an address behind a nexthop object. Each address of a group is behind the member with the
+/// highest hash of both (rendezvous hashing), so a member that leaves moves only its own addresses.
+fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -> Option<IpAddr> {
+    let members = match &nexthops.get(&id)?.value {
+        NexthopTarget::Vtep(vtep) => return Some(*vtep),
+        NexthopTarget::Group(members) => members,
+    };
+    let vteps = members.iter().filter_map(|member| match &nexthops.get(member)?.value {
+        NexthopTarget::Vtep(vtep) => Some(*vtep),
+        NexthopTarget::Group(_) => None,
+    });
+    vteps.max_by_key(|vtep| {
+        let mut hasher = DefaultHasher::new();
+        (mac.0, vtep).hash(&mut hasher);
+        (hasher.finish(), *vtep)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use wirepath_pmd::rtnetlink::NudState;
@@ -457,7 +554,7 @@ mod tests {
     }
 
     fn tunnel(mac: MacAddr, n: u8, removed: bool) -> Message {
-        let entry = TunnelEntry { removed, device: VXLAN, mac, vtep: Some(vtep(n)), vni: None };
+        let entry = TunnelEntry { removed, device: VXLAN, mac, vtep: Some(vtep(n)), nexthop: None, vni: None };
         Message::Fdb(Fdb::Tunnel(entry))
     }
 
@@ -619,7 +716,7 @@ mod tests {
         // The device is made again with another index, and its entries come first.
         for (n, vtep) in [(1, vtep(5)), (0, vtep(6))] {
             let mac = if n == 0 { MacAddr::ZERO } else { mac(n) };
-            let entry = TunnelEntry { removed: false, device: 20, mac, vtep: Some(vtep), vni: None };
+            let entry = TunnelEntry { removed: false, device: 20, mac, vtep: Some(vtep), nexthop: None, vni: None };
             mirror.apply(&Message::Fdb(Fdb::Tunnel(entry)));
         }
         mirror.apply(&vxlan_link(20, VNI, None));
@@ -638,7 +735,7 @@ mod tests {
         let mut mirror = watching();
         facts().iter().for_each(|message| mirror.apply(message));
         mirror.changes = ExternalChanges::default();
-        let entry = TunnelEntry { removed: false, device: VXLAN, mac: mac(9), vtep: None, vni: None };
+        let entry = TunnelEntry { removed: false, device: VXLAN, mac: mac(9), vtep: None, nexthop: None, vni: None };
         mirror.apply(&Message::Fdb(Fdb::Tunnel(entry)));
         mirror.apply(&Message::Fdb(Fdb::Tunnel(TunnelEntry { vtep: Some(vtep(2)), vni: Some(7), ..entry })));
         assert_eq!((mirror.stats.unsupported, mirror.changes.is_empty()), (2, true));
@@ -648,6 +745,63 @@ mod tests {
         assert!(mirror.changes.is_empty(), "an entry of a VLAN decides nothing");
         mirror.apply(&neighbour(5, Some(MacAddr::new(1, 0, 0, 0, 0, 1))));
         assert!(mirror.changes.is_empty(), "a group address is no host");
+    }
+
+    #[test]
+    fn groups_share_addresses_and_a_member_that_goes_moves_only_its_own() {
+        let (mut mirror, mut reader) = (watching(), Reader::default());
+        let nexthop = |id, to| Message::Nexthop(Nexthop { id, to });
+        let member = |n: u8| nexthop(n.into(), Some(NexthopTarget::Vtep(vtep(n))));
+        let group = |ids: &[u32]| nexthop(10, Some(NexthopTarget::Group(ids.to_vec())));
+        let entry = |n: u8, removed| {
+            let to = TunnelEntry { removed, device: VXLAN, mac: mac(n), vtep: None, nexthop: Some(10), vni: None };
+            Message::Fdb(Fdb::Tunnel(to))
+        };
+        // Entries before their group, and the group before its members: any order is possible.
+        let hosts = 10..50_u8;
+        let mut facts = vec![vxlan_link(VXLAN, VNI, Some(BRIDGE)), group(&[1, 2, 3]), member(1), member(2), member(3)];
+        facts.splice(1..1, hosts.clone().map(|n| entry(n, false)));
+        facts.iter().for_each(|message| mirror.apply(message));
+        reader.take(&mut mirror);
+        let behind = |reader: &Reader, n: u8| reader.macs.values().filter(|it| **it == vtep(n)).count();
+        let before = reader.clone();
+        assert_eq!(before.macs.len(), hosts.len());
+        assert!([1, 2, 3].iter().all(|n| behind(&before, *n) > hosts.len() / 6), "{before:?}");
+        let mut shuffled = facts.clone();
+        fastrand::Rng::with_seed(3).shuffle(&mut shuffled);
+        let (mut other, mut its_reader) = (watching(), Reader::default());
+        shuffled.iter().for_each(|message| other.apply(message));
+        its_reader.take(&mut other);
+        assert_eq!(its_reader, before);
+
+        // The second one leaves the group.
+        mirror.apply(&group(&[1, 3]));
+        reader.take(&mut mirror);
+        for n in hosts.clone() {
+            let (was, is) = (before.macs[&mac(n)], reader.macs[&mac(n)]);
+            assert!(if was == vtep(2) { is != was } else { is == was }, "{was} {is}");
+        }
+        // It returns, and another one is removed without a change of the group.
+        mirror.apply(&group(&[1, 2, 3]));
+        reader.take(&mut mirror);
+        assert_eq!(reader, before);
+        mirror.apply(&nexthop(1, None));
+        reader.take(&mut mirror);
+        assert_eq!((behind(&reader, 1), reader.macs.len()), (0, hosts.len()));
+        mirror.apply(&member(1));
+        // A dump without the group and its entries.
+        mirror.begin();
+        mirror.apply(&vxlan_link(VXLAN, VNI, Some(BRIDGE)));
+        mirror.finish();
+        reader.take(&mut mirror);
+        assert_eq!(reader, Reader::default());
+        assert_eq!((mirror.nexthops(), mirror.users.len(), mirror.tunnel_entries), (0, 0, 0));
+        // A group of groups has no address. Neither has one that has itself as a member.
+        facts.iter().for_each(|message| mirror.apply(message));
+        mirror.apply(&nexthop(1, Some(NexthopTarget::Group(vec![10, 1]))));
+        mirror.apply(&group(&[1, 10]));
+        reader.take(&mut mirror);
+        assert_eq!(reader, Reader::default());
     }
 
     #[test]

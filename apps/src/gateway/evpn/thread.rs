@@ -82,6 +82,7 @@ pub(super) struct Status {
     pub(super) overflows: u64,
     pub(super) dumps: u64,
     pub(super) interrupted: u64,
+    pub(super) nexthops: usize,
     pub(super) waiting: usize,
 }
 
@@ -321,7 +322,7 @@ impl Thread {
         self.receive_all()?;
         self.mirror.begin();
         let mut complete = true;
-        for table in [Table::Links, Table::Fdb, Table::Neighbours] {
+        for table in [Table::Links, Table::Nexthops, Table::Fdb, Table::Neighbours] {
             let Self { requests, mirror, malformed, .. } = self;
             complete &= requests.dump(table, read_into(mirror, malformed))?;
         }
@@ -422,6 +423,7 @@ impl Thread {
             overflows: self.overflows,
             dumps: self.dumps,
             interrupted: self.interrupted,
+            nexthops: self.mirror.nexthops(),
             waiting: self.writer.waiting(),
         };
     }

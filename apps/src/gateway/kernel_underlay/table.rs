@@ -134,7 +134,7 @@ impl NextHopTable {
                 let (first, last) = range(*to, *len);
                 self.due.extend(self.destinations.range(first..=last).map(|(to, _)| *to));
             }
-            Message::Routing => self.due = self.destinations.keys().copied().collect(),
+            Message::Routing | Message::Nexthop(_) => self.due = self.destinations.keys().copied().collect(),
             Message::Link(_) | Message::LinkRemoved(_) | Message::Fdb(_) | Message::Neighbour(_) => {}
         }
     }
