@@ -64,6 +64,8 @@ pub(crate) fn start(nic: &'static Nic) {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        // The program may give up its privileges in all threads by this signal (wirepath-privileges).
+        libc::sigdelset(&raw mut all, libc::SIGSYS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
