@@ -18,6 +18,7 @@ use wirepath_pmd::drivers::{KeySpans, OnLoss};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddr, Offloads, Port, PortError, PortId, RxQueue, TxQueue,
 };
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{ConfigError, Span};
 use wirepath_wire::Parser;
 
@@ -115,6 +116,9 @@ pub enum RuntimeError {
         /// Buffers that are free.
         free: u32,
     },
+    /// The function of [`Runtime::set_before_workers`] refused to go on.
+    #[error("{0}")]
+    BeforeWorkers(String),
     /// The operating system did not provide a descriptor or a thread.
     #[error("{what}: {source}")]
     System {
@@ -138,7 +142,7 @@ impl RuntimeError {
             | Self::IdleWorkers { .. }
             | Self::NoBuffers { .. }
             | Self::NoCore { .. } => true,
-            Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
+            Self::Start { .. } | Self::Memory(_) | Self::BeforeWorkers(_) | Self::System { .. } => false,
         }
     }
 }
@@ -202,7 +206,11 @@ pub struct Runtime {
     opener: PortOpener,
     observers: Arc<Observers>,
     management: Option<Box<dyn Management>>,
+    before_workers: Option<BeforeWorkers>,
 }
+
+/// Function that runs between the start of the ports and that of the workers.
+type BeforeWorkers = Box<dyn FnOnce(CapabilitySet) -> Result<(), String> + Send>;
 
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -255,6 +263,13 @@ impl Runtime {
         self.management = Some(management);
     }
 
+    /// Calls a function when all ports are started and no worker is: nothing has looked at a packet yet. It gets the
+    /// capabilities that the process must keep for the ports ([`wirepath_pmd::port::Port::privileges`]). Its error ends
+    /// the start.
+    pub fn set_before_workers(&mut self, function: impl FnOnce(CapabilitySet) -> Result<(), String> + Send + 'static) {
+        self.before_workers = Some(Box::new(function));
+    }
+
     /// Passes the flow rules to all ports before they are started
     /// ([`wirepath_pmd::port::PuntToKernel::set_rules`]). Returns for each port the result of each rule with the
     /// action `kernel`.
@@ -305,6 +320,13 @@ impl Runtime {
                     stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
                     return Err(not_started(spans, &info.name, error));
                 }
+            }
+        }
+        if let Some(function) = self.before_workers {
+            let needed = ports.iter().fold(CapabilitySet::empty(), |all, port| all | port.privileges());
+            if let Err(why) = function(needed) {
+                stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
+                return Err(RuntimeError::BeforeWorkers(why));
             }
         }
         let can_wait: Vec<bool> = ports.iter().map(|port| port.capabilities().can_wait).collect();

@@ -124,7 +124,8 @@ impl Opening {
         let observers = Arc::new(Observers::new(names, config.workers.len()));
         let opener = PortOpener::new(config.clone(), pools.clone());
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Runtime { config, ports, info, spans, domain: Domain::new(), pools, opener, observers, management: None }
+        let (domain, management, before_workers) = (Domain::new(), None, None);
+        Runtime { config, ports, info, spans, domain, pools, opener, observers, management, before_workers }
     }
 }
 
@@ -221,6 +222,10 @@ impl PortOpener {
     /// # Errors
     /// If the device refuses the settings, or the packet memory has no room for the port.
     pub fn open(&self, id: PortId, settings: PortSettings, rules: &[Rule]) -> Result<NewPort, RuntimeError> {
+        settings.check_privileges().map_err(|error| {
+            let (at, source) = position(&settings.key_spans, &settings.name, error);
+            RuntimeError::Open { at, source }
+        })?;
         let share = self.config.buffers / (self.ports as u32 + 1);
         let entries = settings.depth.saturating_mul(settings.queues.into());
         let node_pool = |node| pool(&self.config, false, &mut self.lock(), node);

@@ -12,4 +12,4 @@ mod line_server;
 mod listener;
 
 pub use line_server::{Answer, Limits, LineServer, Service};
-pub use listener::{Access, Listener, Peer, connect, remove_abandoned};
+pub use listener::{Access, Listener, Peer, connect, remove_abandoned, set_owner};

@@ -4,18 +4,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Gid, Pid};
+use rustix::process::{Gid, Pid, Uid};
 
 /// Connections that wait until the program accepts them. The kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 /// Longest wait for another program that makes or removes a socket in the same folder.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// User and group of new socket files, if another than the process.
+static OWNER: OnceLock<(u32, u32)> = OnceLock::new();
+
+/// Makes all later sockets of the process belong to this user and group. A program calls this before it opens sockets
+/// as root, if it becomes this user afterwards: else that user could not connect. Only the first call has an effect.
+pub fn set_owner(user: u32, group: u32) {
+    let _ = OWNER.set((user, group));
+}
 
 /// Mode and group of a socket file. A process needs write permission to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +107,10 @@ impl Listener {
         let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;
         let listener = Self { socket, path: path.to_owned(), file: (stat.st_dev, stat.st_ino) };
-        if let Some(group) = access.group {
-            rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
+        let owner = OWNER.get().copied();
+        let user = owner.map(|(user, _)| Uid::from_raw(user));
+        if let Some(group) = access.group.or(owner.map(|(_, group)| group)) {
+            rustix::fs::chownat(&file, "", user, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
         }
         if stat.st_mode & 0o7777 != access.mode {
             let mode = std::fs::Permissions::from_mode(access.mode);

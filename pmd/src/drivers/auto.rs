@@ -19,6 +19,7 @@ use crate::port::{
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "auto";
@@ -55,6 +56,11 @@ impl Driver for Auto {
 
     fn device_kind(&self) -> DeviceKind {
         DeviceKind::Interface
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        let tried = DRIVERS.iter().filter(|driver| driver.in_auto());
+        tried.fold(CapabilitySet::empty(), |all, driver| all | driver.privileges())
     }
 
     fn table(&self) -> &'static ConfigTable {
@@ -107,6 +113,11 @@ fn is_first_on_veth(driver: &str) -> bool {
 impl PortSpec for AutoPlan {
     fn driver(&self) -> &'static str {
         NAME
+    }
+
+    /// None for certain: another driver may open the device.
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::empty()
     }
 
     fn kernel_punt(&self) -> KernelPunt {
@@ -321,6 +332,10 @@ impl Device for AutoDevice {
 
     fn can_return(&self) -> bool {
         self.device.can_return()
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        self.device.privileges()
     }
 
     fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

@@ -36,6 +36,7 @@ pub use privilege::setcap_command;
 use crate::port::faults::{self, Faults, QueueFaults};
 use crate::port::{Bifurcation, Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, Flag, Integer, Key, Number, Required, Settings, Span, Text, WithDefault, Written,
 };
@@ -70,6 +71,11 @@ pub trait Driver: Sync {
     /// Returns whether devices of the driver may have hardware for flow rules.
     fn may_have_rule_hardware(&self) -> bool {
         false
+    }
+
+    /// Returns the capabilities that its ports need, also when their devices are lost and return.
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::empty()
     }
 
     /// Returns the description of the driver's table, which has the name of the driver.
@@ -198,6 +204,11 @@ pub fn find(name: &str) -> Option<&'static dyn Driver> {
 /// Returns the kind of device that the named driver opens.
 pub fn device_kind(driver: &str) -> DeviceKind {
     find(driver).map_or(DeviceKind::Virtual, Driver::device_kind)
+}
+
+/// Returns the capabilities that ports of the named driver need.
+pub fn privileges(driver: &str) -> CapabilitySet {
+    find(driver).map_or(CapabilitySet::empty(), Driver::privileges)
 }
 
 /// Positions of the keys whose values a port may refuse.
@@ -406,6 +417,14 @@ impl PortSettings {
     pub fn shares_interface(&self, other: &Self) -> bool {
         let takes = |port: &Self| device_kind(port.plan.driver()).takes_frames_from_kernel();
         takes(self) && takes(other) && self.device == other.device
+    }
+
+    /// Returns an error if the program has given up a capability that the port needs.
+    ///
+    /// # Errors
+    /// [`PortError::GivenUp`].
+    pub fn check_privileges(&self) -> Result<(), PortError> {
+        privilege::check(self.plan.driver(), self.device.as_deref().unwrap_or(&self.name), self.plan.privileges())
     }
 
     /// Returns the configuration to start the port with, with an MTU of 1500 if none is configured.

@@ -57,6 +57,9 @@
 //!
 //! The socket is therefore restricted to the user of the server: its mode is 0600 and the peer's credentials
 //! are checked. An untrusted process needs a port and a pool of its own, and a copy of each packet.
+//!
+//! A server that has given up its privileges still has those of its NIC, and a client gets the same by the device file.
+//! SECURITY.md lists this boundary beside the others.
 
 mod attach;
 mod client;

@@ -47,6 +47,19 @@ pub enum PortError {
         /// Command that grants it.
         remedy: String,
     },
+    /// The program had a privilege and gave it up after its start.
+    #[error(
+        "{driver}: {device}: the program gave up {capabilities} after its start; name the driver in the key \"keep\" \
+         of [privileges], and start the program again"
+    )]
+    GivenUp {
+        /// Name of the driver.
+        driver: &'static str,
+        /// Name of the device.
+        device: String,
+        /// Names of the capabilities.
+        capabilities: String,
+    },
     /// A system call failed.
     #[error("{driver}: {device}: {what}: {source}{hint}")]
     System {
@@ -125,7 +138,7 @@ impl PortError {
     /// True if only a privilege is missing.
     pub fn is_privilege(&self) -> bool {
         match self {
-            Self::Privilege { .. } => true,
+            Self::Privilege { .. } | Self::GivenUp { .. } => true,
             Self::NoDriver { tried, .. } => {
                 let mut own = tried.iter().filter(|tried| !tried.is_foreign).peekable();
                 own.peek().is_some() && own.all(|tried| tried.is_privilege)

@@ -27,6 +27,7 @@ use wirepath_flow::Rule;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_privileges::CapabilitySet;
 
 use super::{
     Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig,
@@ -102,6 +103,10 @@ impl PortSpec for FaultySpec {
 
     fn open_to_check(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         Ok(Self::wrap(self.inner.open_to_check()?, self.faults))
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        self.inner.privileges()
     }
 
     fn kernel_punt(&self) -> KernelPunt {
@@ -206,6 +211,10 @@ impl Device for FaultyDevice {
 
     fn can_return(&self) -> bool {
         self.inner.can_return()
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        self.inner.privileges()
     }
 
     fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

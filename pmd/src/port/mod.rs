@@ -38,6 +38,9 @@ use wirepath_flow::Rule;
 use wirepath_packet::Pool;
 use wirepath_packet::counters::{QueueCounters, QueueStats};
 use wirepath_packet::drops::DropReason;
+use wirepath_privileges::CapabilitySet;
+
+use crate::drivers;
 
 /// Checked settings of a port: driver and device. Made by [`crate::drivers::plan`] or from the options of a
 /// driver.
@@ -51,6 +54,11 @@ pub trait PortSpec: fmt::Debug + Send {
     /// device answers questions and cannot be started. Drivers whose `open` changes something implement it.
     fn open_to_check(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         self.open()
+    }
+
+    /// Capabilities without which [`Self::open`] and the start of the port fail.
+    fn privileges(&self) -> CapabilitySet {
+        drivers::privileges(self.driver())
     }
 
     /// Expected path of packets to the kernel's network stack, before the device is opened.
@@ -124,6 +132,11 @@ pub trait Device: DeviceLink + Send {
         let _ = bifurcation;
         let Capabilities { driver, device, .. } = self.capabilities();
         Err(PortError::Refused { driver, device, reason: NO_BIFURCATION.to_owned() })
+    }
+
+    /// Capabilities that [`Self::restart`], other changes and the stop need.
+    fn privileges(&self) -> CapabilitySet {
+        drivers::privileges(self.capabilities().driver)
     }
 
     /// Statistics beyond those of the queues.
@@ -416,6 +429,11 @@ impl Port {
     /// The configuration.
     pub fn config(&self) -> &PortConfig {
         &self.config
+    }
+
+    /// Capabilities that the process must keep for this port: see [`Device::privileges`].
+    pub fn privileges(&self) -> CapabilitySet {
+        self.device.privileges()
     }
 
     /// Capabilities of the device and those that the configuration adds, and the mode that the port runs in.

@@ -53,6 +53,7 @@ use crate::port::{
     PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "af_packet";
@@ -156,6 +157,10 @@ impl Driver for AfPacket {
 
     fn modes(&self) -> &'static [&'static str] {
         &["", "superframes = 'cut'", "exclusive = false"]
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW | CapabilitySet::NET_ADMIN | CapabilitySet::BPF
     }
 
     fn table(&self) -> &'static ConfigTable {
@@ -285,9 +290,18 @@ impl PortSpec for Options {
         to_kernel(self.exclusive)
     }
 
+    fn privileges(&self) -> CapabilitySet {
+        privileges(self.exclusive)
+    }
+
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         Ok(Box::new(self.open_device()?))
     }
+}
+
+/// Returns the capabilities of a port with programs at its interface or without.
+fn privileges(has_programs: bool) -> CapabilitySet {
+    if has_programs { AfPacket.privileges() } else { CapabilitySet::NET_RAW }
 }
 
 /// Returns how the port passes frames to the kernel.
@@ -321,7 +335,7 @@ struct Running {
     /// The port takes only some frames, and the drop program drops these.
     is_bifurcated: bool,
     /// BPF link of the program for superframes in tunnels.
-    _tunnels: Option<ProgramLink>,
+    tunnels: Option<ProgramLink>,
     notes: Vec<String>,
     blocks: usize,
 }
@@ -473,7 +487,7 @@ impl AfPacketDevice {
             });
         }
         let is_bifurcated = config.bifurcation.is_some();
-        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, _tunnels: tunnels, notes, blocks });
+        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, tunnels, notes, blocks });
         Ok(queues)
     }
 
@@ -561,6 +575,10 @@ impl Device for AfPacketDevice {
         let filter = load_filter(bifurcation).map_err(change)?;
         program.replace(link).map_err(change)?;
         running.receivers.iter().try_for_each(|socket| socket.attach_program(&filter)).map_err(change)
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        privileges(self.options.exclusive || self.running.as_ref().is_some_and(|it| it.tunnels.is_some()))
     }
 
     fn can_return(&self) -> bool {

@@ -34,6 +34,7 @@ use super::common::link::Interface;
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, KernelPunt, KernelRule, PortError, PortId, PortSpec};
 use wirepath_flow::Rule;
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "af_xdp";
@@ -157,6 +158,10 @@ impl Driver for AfXdp {
 
     fn modes(&self) -> &'static [&'static str] {
         &["", "zero_copy = false", "fragments = false", "mode = 'generic'"]
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW | CapabilitySet::NET_ADMIN | CapabilitySet::BPF | CapabilitySet::IPC_LOCK
     }
 
     fn table(&self) -> &'static ConfigTable {

@@ -44,6 +44,7 @@ use crate::port::{
     PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "tap";
@@ -113,6 +114,10 @@ impl Driver for Tap {
 
     fn device_kind(&self) -> DeviceKind {
         DeviceKind::CreatedInterface
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_ADMIN
     }
 
     fn table(&self) -> &'static ConfigTable {

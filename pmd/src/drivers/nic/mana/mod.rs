@@ -46,6 +46,7 @@ use crate::ipc::{
     ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
 };
 use crate::port::{Device, PortError, PortSpec};
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
 pub(crate) const NAME: &str = "mana";
@@ -100,6 +101,10 @@ impl Driver for Mana {
 
     fn in_auto(&self) -> bool {
         true
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK
     }
 
     fn table(&self) -> &'static ConfigTable {

@@ -62,6 +62,7 @@ use crate::ipc::{
     ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
 };
 use crate::port::{Device, PortError, PortSpec};
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Settings, WithDefault};
 
 pub(crate) const NAME: &str = "mlx5";
@@ -248,6 +249,10 @@ impl Driver for Mlx5 {
 
     fn modes(&self) -> &'static [&'static str] {
         MODES
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK
     }
 
     fn table(&self) -> &'static ConfigTable {

@@ -41,6 +41,7 @@ use super::common::nic::Nic;
 use super::common::probe::{DeviceSelector, TX_TIMEOUT};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, PortError, PortSpec};
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "verbs";
@@ -98,6 +99,10 @@ impl Driver for Verbs {
 
     fn modes(&self) -> &'static [&'static str] {
         &["", "checksums = false"]
+    }
+
+    fn privileges(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK
     }
 
     fn table(&self) -> &'static ConfigTable {
