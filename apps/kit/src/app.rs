@@ -9,6 +9,7 @@ use clap::{Args, Command, FromArgMatches};
 use serde_json::Value;
 use wirepath_pipeline::{Control, ControlPlane, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_privileges::CapabilitySet;
 use wirepath_settings::Source;
 use wirepath_wire::Parser;
 
@@ -16,6 +17,7 @@ use crate::cli::{self, CheckScope, Failure, Service, Stop};
 use crate::config::{AppSettings, Config};
 use crate::configuration::{ChangedParts, ChangedPorts, ChangedRules, ConfigObject, PortNumbers, Reconfigure};
 use crate::control_socket::ControlSocket;
+use crate::privileges::RefusalLog;
 use crate::rules::{self, RuleSettings};
 
 /// Options of a packet program. A program with more options flattens them into its own:
@@ -214,6 +216,11 @@ impl<T: AppSettings> App<T> {
             return self.check(scope).map(|()| None);
         }
         let (live, demonstration) = (self.is_live(), self.config.path().is_none());
+        // Inside another program, the privileges of the process are that program's.
+        let privileges = self.stop.is_none().then(|| self.config.privileges.clone());
+        if let Some(privileges) = &privileges {
+            privileges.before_open();
+        }
         let options = RunOptions {
             duration: self.arguments.run.seconds.or(demonstration.then_some(DEMONSTRATION)),
             stop: Some(self.stop.take().map_or_else(|| Stop::on_signals().map(|stop| stop.flag()), Ok)?),
@@ -226,12 +233,21 @@ impl<T: AppSettings> App<T> {
         if let Some(socket) = ControlSocket::open(&settings, self.name, path.as_deref())? {
             runtime.set_management(Box::new(socket));
         }
+        if let Some(privileges) = privileges {
+            privileges.apply_to(&mut runtime, CapabilitySet::empty(), path.as_deref());
+        }
         if demonstration && live {
             cli::show("Demonstration; --config FILE uses real ports. See --help.\n");
         }
         let (make, control) = build(&mut runtime, &mut self.own)?;
-        let control =
-            AppControl { control, live, service: Service::new(), common: self.arguments.common.clone(), changes };
+        let control = AppControl {
+            control,
+            live,
+            service: Service::new(),
+            refusals: RefusalLog::default(),
+            common: self.arguments.common.clone(),
+            changes,
+        };
         let (summary, report) = rules::run(runtime, rules, make, control, (&source, path.as_deref()), &options)?;
         if self.prints {
             let figures = summary.app.as_ref().map(app_figures).unwrap_or_default();
@@ -283,6 +299,7 @@ struct AppControl<C, T> {
     control: C,
     live: bool,
     service: Service,
+    refusals: RefusalLog,
     /// Options that precede the table `[log]` of the configuration.
     common: cli::Common,
     changes: Option<OwnChanges<C, T>>,
@@ -359,6 +376,7 @@ impl<C: Control, T> Control for AppControl<C, T> {
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.control.tick(plane);
         self.service.tick(plane);
+        self.refusals.tick();
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
@@ -376,5 +394,6 @@ impl<C: Control, T> Control for AppControl<C, T> {
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.service.stop();
         self.control.stop(plane);
+        self.refusals.finish();
     }
 }

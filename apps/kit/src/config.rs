@@ -11,6 +11,7 @@ use crate::cli::Failure;
 use crate::cli::log::{LOG, LogSettings};
 use crate::configuration::PortNumbers;
 use crate::control_socket::{CONTROL, ControlSettings};
+use crate::privileges::{PRIVILEGES, PrivilegeSettings};
 use crate::rules::{RULES, RuleSettings};
 
 /// The tables that every packet program has. Nothing is opened yet.
@@ -33,6 +34,8 @@ pub struct Config {
     pub rules: RuleSettings,
     /// The table `[control]`.
     pub control: ControlSettings,
+    /// The table `[privileges]`.
+    pub privileges: PrivilegeSettings,
     /// The table `[log]`.
     pub log: LogSettings,
     /// Names of the ports by number.
@@ -75,7 +78,7 @@ impl AppSettings for () {
 
 /// Returns the descriptions of the tables that every packet program has.
 pub fn common_tables() -> Vec<&'static ConfigTable> {
-    vec![&PORT, &tables::WORKERS, &tables::POOL, &CONTROL, &LOG, &RULES, &wirepath_flow::RULE]
+    vec![&PORT, &tables::WORKERS, &tables::POOL, &CONTROL, &PRIVILEGES, &LOG, &RULES, &wirepath_flow::RULE]
 }
 
 /// All tables of a program.
@@ -178,6 +181,7 @@ impl Config {
             let names = numbers.names(RuntimeConfig::port_names(top));
             let rules = top.collect(RuleSettings::read(top, &names));
             let control = top.collect(ControlSettings::read(top));
+            let privileges = top.collect(PrivilegeSettings::read(top));
             let log = top.collect(LogSettings::read(top));
             if names.is_empty() {
                 let missing = || top.error_in(&PORT, "missing, expected at least one table [[port]]");
@@ -190,6 +194,7 @@ impl Config {
                 runtime: runtime?,
                 rules: rules?,
                 control: control?,
+                privileges: privileges?,
                 log: log?,
                 names,
                 source: source.clone(),

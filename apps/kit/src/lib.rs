@@ -71,6 +71,7 @@ pub mod configuration;
 pub mod control_socket;
 pub mod guide;
 pub mod prelude;
+pub mod privileges;
 pub mod reference;
 pub mod rules;
 

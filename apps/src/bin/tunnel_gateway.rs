@@ -54,6 +54,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (control, rules) = (setup.common.control.clone(), std::mem::take(&mut setup.common.rules));
     let state = setup.state.take();
+    let privileges = setup.common.privileges.clone();
+    privileges.before_open();
     let (mut runtime, config) = setup.open()?;
     if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.run.config.as_deref())? {
         runtime.set_management(Box::new(socket));
@@ -69,6 +71,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
     control.start_state(state, runtime.ports())?;
+    privileges.apply_to(&mut runtime, control.privileges(), arguments.run.config.as_deref());
     let from = (&source, arguments.run.config.as_deref());
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));

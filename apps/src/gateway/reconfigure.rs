@@ -58,6 +58,7 @@ impl Reconfigure for GatewayMonitor {
         plane: &mut ControlPlane,
     ) -> Result<(), Failure> {
         check_running(&ports.after, &setup.gateway)?;
+        self.check_exchange(&setup.gateway)?;
         let (old, new) = (&self.gateway.config().underlay, &setup.gateway.underlay);
         if old.addresses != new.addresses {
             check_addresses(plane.ports(), &setup.gateway)?;

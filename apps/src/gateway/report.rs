@@ -1,8 +1,8 @@
 //! Live rates and the final report of a gateway.
 
 use wirepath_pipeline::registry::{Page, TableSpec};
-use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
+use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{Control, ControlPlane, PortInfo, Punt, Rates};
 use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_wire::Parser;
@@ -13,6 +13,7 @@ use super::kernel_underlay::{self, KernelUnderlay};
 use super::state::{self, StateFile, StateSettings};
 use super::{NicTunnels, rule_parser};
 use wirepath::cli::{self, Failure, Rate, Service, Table};
+use wirepath::privileges::{RefusalLog, check_kept, linux::CapabilitySet};
 
 /// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates and reports to the service
 /// manager.
@@ -35,6 +36,7 @@ pub struct GatewayMonitor {
     /// Exchange with the kernel about next hops, if it has the addresses of the underlay.
     underlay: Option<KernelUnderlay>,
     service: Service,
+    refusals: RefusalLog,
     /// Statistics of the segments at the previous output of rates.
     last_stats: Vec<SegmentStats>,
     /// Time of the previous output of rates, in seconds since the start.
@@ -54,6 +56,7 @@ impl GatewayMonitor {
             state: None,
             underlay: None,
             service: Service::new(),
+            refusals: RefusalLog::default(),
             last_stats: Vec::new(),
             last_elapsed: 0.0,
         }
@@ -86,6 +89,19 @@ impl GatewayMonitor {
             self.state = Some(StateFile::start(settings, &mut self.gateway, ports)?);
         }
         Ok(())
+    }
+
+    /// Returns the capabilities that the exchange with the kernel's tables needs.
+    pub fn privileges(&self) -> CapabilitySet {
+        exchange_privileges(self.gateway.config())
+    }
+
+    /// Checks that the exchange could begin for a changed configuration.
+    ///
+    /// # Errors
+    /// If the program has given up the capability for it.
+    pub(super) fn check_exchange(&self, config: &GatewayConfig) -> Result<(), Failure> {
+        check_kept("control = \"kernel\"", exchange_privileges(config), "tap")
     }
 
     /// Begins or continues the exchange for the segments of a changed configuration, without waiting for the kernel.
@@ -128,6 +144,13 @@ impl GatewayMonitor {
         self.last_elapsed = elapsed;
         table.to_string()
     }
+}
+
+/// Returns the capabilities that the exchange with the kernel's tables needs. It begins when the program has given up
+/// all others.
+fn exchange_privileges(config: &GatewayConfig) -> CapabilitySet {
+    let is_needed = kernel_underlay::is_needed(config) || !evpn::segments(config).is_empty();
+    if is_needed { CapabilitySet::NET_ADMIN } else { CapabilitySet::empty() }
 }
 
 /// Text of the final report of a gateway: a table of the segments and one of the next hops.
@@ -225,6 +248,7 @@ impl Control for GatewayMonitor {
             underlay.tick(&device, &mut self.gateway, plane);
         }
         self.service.tick(plane);
+        self.refusals.tick();
     }
 
     fn parser(&mut self) -> Parser {
@@ -260,5 +284,6 @@ impl Control for GatewayMonitor {
         self.state = None;
         self.service.stop();
         self.gateway.stop(plane);
+        self.refusals.finish();
     }
 }

@@ -33,6 +33,7 @@ mod offload;
 mod ovs;
 mod path_mtu;
 mod ping;
+mod privileges;
 mod program;
 mod reload;
 mod restart;
@@ -131,6 +132,35 @@ each_driver! {
     gateway_rules: crate::rules::gateway_list;
     routing: crate::routing::reaches_every_segment;
     routing_errors: crate::routing::errors_are_understood;
+}
+
+/// Privileges that programs keep.
+macro_rules! privileges {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            needed: crate::privileges::only_what_the_ports_need;
+            user: crate::privileges::another_user;
+        })*
+    };
+}
+
+privileges! {
+    privileges_af_packet, by("af_packet", false);
+    privileges_af_xdp, by("af_xdp", false);
+    privileges_mlx5, by("mlx5", false);
+    privileges_mana, by("mana", true);
+    privileges_verbs, by("verbs", false);
+}
+
+over! {
+    privileges_of_programs,
+    by("af_packet", false),
+    shared: crate::privileges::a_shared_interface;
+    tap: crate::privileges::a_tap_port;
+    new_ports: crate::privileges::ports_of_other_drivers;
+    kept: crate::privileges::nothing_is_given_up;
 }
 
 /// Checks of the gateway that do not depend on the mode of a driver.

@@ -115,6 +115,8 @@ impl Program {
         let log = std::fs::read_to_string(self.folder.path().join("nic.log")).unwrap_or_default();
         let refused: Vec<_> = log.lines().filter(|line| !line.contains("injected fault")).collect();
         assert!(refused.is_empty() || code != 0, "a NIC would have refused:\n{}", refused.join("\n"));
+        // No program under test needs a system call that is not on the list.
+        assert!(!outcome.stderr.contains(" was refused ("), "{}", outcome.stderr);
         let summary = Summary::read(&outcome, code);
         assert_eq!(summary.json["in_flight"].as_i64(), Some(0), "{}", summary.json);
         (summary, outcome.stderr)

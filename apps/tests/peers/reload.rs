@@ -22,20 +22,20 @@ const PORT_CHANGES: usize = 50;
 const PACE: Duration = Duration::from_micros(500);
 
 /// A client of the control socket of a program.
-struct Client {
+pub(crate) struct Client {
     socket: PathBuf,
     /// Process ID of the program.
     id: u32,
 }
 
 impl Client {
-    fn new(program: &mut Program) -> Self {
+    pub(crate) fn new(program: &mut Program) -> Self {
         Self { socket: program.file("control.sock"), id: program.id() }
     }
 
     /// Sends a request on a connection of its own, because the program closes a connection that is idle for ten
     /// seconds. A test that writes a file takes longer on a busy disk.
-    fn ask(&self, request: &Value) -> Value {
+    pub(crate) fn ask(&self, request: &Value) -> Value {
         let stream = wirepath_control_socket::connect(&self.socket, WAIT_LIMIT).expect("the socket");
         writeln!(&stream, "{request}").expect("a request");
         let (mut stream, mut line) = (BufReader::new(stream), String::new());

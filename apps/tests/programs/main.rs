@@ -13,6 +13,7 @@ mod metrics;
 mod ndr;
 mod perf;
 mod pktgen;
+mod privileges;
 mod reconfigure;
 mod reference;
 mod refusals;

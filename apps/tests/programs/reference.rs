@@ -68,7 +68,9 @@ impl Place {
         let segment = format!("{PORTS}{UNDERLAY}[[segment]]\nvni = 16\nremotes = [\"10.9.0.2\"]\n");
         let lan = "ports = [{ port = \"lan\" }]\n";
         match path {
-            "workers" | "pool" | "control" | "log" | "rules" | "l2fwd" => place(false, PORTS, &format!("[{path}]\n")),
+            "workers" | "pool" | "control" | "privileges" | "log" | "rules" | "l2fwd" => {
+                place(false, PORTS, &format!("[{path}]\n"))
+            }
             "port" => place(false, "[l2fwd]\nmode = \"bridge\"\n", "[[port]]\nname = \"a\"\ndevice = \"eth3\"\n"),
             "port.null" | "port.pcap" | "port.memory" | "port.tap" | "port.verbs" | "port.mlx5" | "port.mana"
             | "port.af_xdp" | "port.af_packet" | "port.auto" | "port.null.vxlan" => {

@@ -77,6 +77,11 @@ impl Running {
         std::fs::read_to_string(self.path("log")).unwrap()
     }
 
+    /// Returns the process ID.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
