@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use wirepath::control_socket::Client;
@@ -37,7 +38,7 @@ impl<'a> Frr<'a> {
     fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
         let text = format!(
             "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
-             neighbor {peer} remote-as 65000\n neighbor {peer} timers 1 3\n neighbor {peer} timers connect 1\n \
+             neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n \
              address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n exit-address-family\n"
         );
         let daemons = Daemons::new(namespace, &[("bgpd", &text), ("zebra", "")]);
@@ -540,6 +541,10 @@ pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
     kernel.ip(&format!("neigh replace {remote} lladdr {} dev wan nud permanent", colons(router_mac)));
     next_hop(&remote, router_mac);
     leaves_by(Some(0));
+    // The gateway reports next hops as in use each second, which would take the entry its permanence.
+    std::thread::sleep(Duration::from_millis(2500));
+    let entry = kernel.ip(&format!("neigh show {remote} dev wan"));
+    assert!(entry.contains("PERMANENT") && entry.contains(&colons(router_mac)), "{entry}");
     kernel.ip(&format!("neigh del {remote} dev wan"));
     next_hop(&remote, leaf.mac("eth0"));
     leaves_by(None);

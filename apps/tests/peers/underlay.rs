@@ -1,8 +1,10 @@
+use std::io::ErrorKind;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use serde_json::json;
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Namespace, Veth, oracle};
+use wirepath_testlab::{Frame, Namespace, Veth, oracle};
 
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
@@ -48,6 +50,10 @@ pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
     let world = World::new(variant, 1, 1, 1500);
     let (host, remote, kernel) = (&world.hosts[0], &world.remotes[0], &world.gateway);
     share(kernel, variant);
+    let version = if variant.ipv6 { "ipv6" } else { "ipv4" };
+    for (key, value) in [("base_reachable_time_ms", "1000"), ("delay_first_probe_time", "1")] {
+        kernel.sysctl(&format!("net/{version}/neigh/wan/{key}"), value);
+    }
     let routers = [33, 34].map(|n| plug_router(&world, n));
     let (to, own) = (variant.remote(0).to_string(), variant.vtep().to_string());
     let len = if variant.ipv6 { 128 } else { 32 };
@@ -76,6 +82,18 @@ pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
         assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &host_address(0), 1000, 50));
         assert!(router.statistic("eth0", "rx_packets") >= before + 100, "the packets pass {via}");
     }
+    // The kernel sends nothing to the router now, and asks for it all the same before its entry gets stale.
+    let mut wire = routers[1].frames("eth0");
+    let (asker, asked) = (kernel.mac("wan"), routers[1].mac("eth0"));
+    let is_probe = |frame: &Frame| {
+        let bytes = &frame.bytes;
+        let solicits = if variant.ipv6 { bytes[20] == 58 && bytes[54] == 135 } else { bytes[12..14] == [8, 6] };
+        solicits && bytes[..6] == asked && bytes[6..12] == asker
+    };
+    for round in 0..3 {
+        wire.drain();
+        assert!(wire.receive_where(WAIT_LIMIT, is_probe).is_some(), "round {round}: the kernel does not ask");
+    }
     // Echo requests, and datagrams and connections to sockets of the kernel.
     assert!(pings(remote, &own, 56, 50) && pings(kernel, &to, 1400, 50));
     let server = kernel.inside(|| UdpSocket::bind((variant.vtep(), 7000)).expect("a socket"));
@@ -88,6 +106,21 @@ pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
     assert_eq!((&buffer[..len], from.ip()), (&b"datagram"[..], variant.remote(0)));
     remote.inside(|| TcpStream::connect((variant.vtep(), 7000)).expect("a connection"));
     drop(listener);
+    // A new kind of tunnels: its packets reach the kernel, which refuses them, only before the reload.
+    let is_refused = || {
+        let socket = remote.inside(|| UdpSocket::bind((variant.remote(0), 0)).expect("a socket"));
+        remote.inside(|| socket.connect((variant.vtep(), 6081)).expect("an address"));
+        socket.set_read_timeout(Some(Duration::from_millis(500))).expect("a limit");
+        socket.send(b"datagram").expect("sent");
+        socket.recv(&mut [0; 64]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    };
+    assert!(is_refused(), "the kernel has UDP port 6081");
+    let geneve = format!("[[segment]]\nname = \"red\"\nvni = 43\nkind = \"geneve\"\nremotes = [\"{to}\"]\n");
+    gateway.write_config(&format!("{config}{geneve}ports = [{{ port = \"lan0\", vlan = 43 }}]\n"));
+    let answer = Client::connect(&socket).expect("a socket").ask(&json!({ "request": "reload" }));
+    assert!(answer.is_ok_and(|answer| answer["applied"] == true), "the reload");
+    assert!(!is_refused(), "the gateway has UDP port 6081");
+    assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &own, 56, 20));
     // The gateway itself has answered nothing.
     let summary = gateway.stop();
     assert_eq!(summary.number("generated"), 0, "{}", summary.json);

@@ -576,10 +576,10 @@ fn refusals(folder: &str) -> Vec<Refusal> {
             &GATEWAY_REST.replace("10.9.0.1", "10.8.0.1"),
         ),
         gateway("address that the kernel lacks", 2, "driver = 'af_packet'\ndevice = 'a0'", &shared),
-        gateway("driver that does not share with the kernel", 2, null, &shared),
+        gateway("driver that does not share with the kernel", 1, null, &shared),
         gateway(
             "shared and not exclusive",
-            2,
+            1,
             "driver = 'af_packet'\ndevice = 'a0'\n[port.af_packet]\nexclusive = false",
             &shared.replace("10.9.0.1", "10.8.0.1"),
         ),

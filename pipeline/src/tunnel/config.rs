@@ -1377,11 +1377,12 @@ mod tests {
         assert_eq!(read(&format!("{own}{}", segment("vni = 1"))).unwrap().bifurcation(), None);
         let vxlan = segment("vni = 1");
         for (keys, segments, message) in [
-            ("gateways = ['10.9.0.1']", vxlan.clone(), "takes the next hops from the kernel's routes"),
+            ("gateways = ['10.9.0.2']", vxlan.clone(), "takes the next hops from the kernel's routes"),
             ("vlan = 7", vxlan.clone(), "expected a port on the VLAN device"),
             ("", format!("{vxlan}[bfd]\n"), "leaves BFD packets to the kernel"),
         ] {
-            let error = with(keys, &segments).unwrap_err().to_string();
+            let underlay = underlay.replace("/32", "/24");
+            let error = read(&format!("{underlay}{keys}\n{segments}")).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
         assert!(with("", &format!("{vxlan}[bfd]\nmanagement_vni = 9\n")).is_ok());

@@ -344,3 +344,74 @@ impl NextHops {
         actions
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn of_kernel() -> NextHops {
+        let addresses = vec!["10.9.0.1/32".parse().unwrap()];
+        NextHops::new(Addresses { mac: MacAddr::ZERO, addresses, gateways: Vec::new() }, true)
+    }
+
+    /// Returns the actions as text, because packets cannot be compared.
+    fn actions(hops: &mut NextHops) -> Vec<String> {
+        hops.take_actions().iter().map(|action| format!("{action:?}")).collect()
+    }
+
+    fn reached(via: &str, mac: Option<MacAddr>) -> Option<KernelNextHop> {
+        let state = if mac.is_some() { NeighbourState::Stale } else { NeighbourState::Incomplete };
+        Some(KernelNextHop { via: ip(via), state, mac })
+    }
+
+    #[test]
+    fn next_hops_of_the_kernel_are_requested_and_followed() {
+        let (mut hops, to) = (of_kernel(), ip("192.0.2.1"));
+        assert_eq!(hops.next_hop(to), Some(to), "without a network or a gateway");
+        hops.set_users([(to, 3)].into_iter(), 8);
+        hops.tick(0);
+        assert!(actions(&mut hops).is_empty(), "the gateway does not ask hosts itself");
+        assert_eq!(hops.take_requests(10), [(to, true)]);
+        assert_eq!((hops.take_requests(10), hops.announcements(0)), (vec![], vec![]));
+        hops.set_kernel(to, reached("10.9.0.2", None));
+        assert!(actions(&mut hops).is_empty());
+        assert_eq!((hops.via(to), hops.mac(to)), (Some(ip("10.9.0.2")), None));
+        hops.set_kernel(to, reached("10.9.0.2", Some(MAC)));
+        assert_eq!(actions(&mut hops), [format!("Resolved({to}, {MAC:?})")]);
+        // Another router with the same address changes nothing for the workers.
+        hops.set_kernel(to, reached("10.9.0.3", Some(MAC)));
+        assert!(actions(&mut hops).is_empty());
+        assert_eq!(hops.list(), [(ip("10.9.0.3"), NeighbourState::Stale, Some(MAC))]);
+        // Timers and the link are the kernel's.
+        hops.link_lost();
+        hops.link_returned();
+        hops.tick(1_000_000);
+        assert!(actions(&mut hops).is_empty() && !hops.is_held(to));
+        hops.set_kernel(to, None);
+        assert_eq!(actions(&mut hops), [format!("Unreachable({to})")]);
+        assert_eq!((hops.via(to), hops.list()), (None, vec![]));
+        hops.set_users([].into_iter(), 8);
+        assert_eq!(hops.take_requests(10), [(to, false)]);
+        hops.set_kernel(to, reached("10.9.0.2", Some(MAC)));
+        assert!(actions(&mut hops).is_empty() && hops.list().is_empty(), "nobody needs it any more");
+    }
+
+    #[test]
+    fn a_part_of_the_requests_leaves_the_others() {
+        let mut hops = of_kernel();
+        for n in 0..5 {
+            hops.resolve(ip(&format!("192.0.2.{n}")), 0);
+        }
+        hops.take_actions();
+        let taken = [hops.take_requests(2), hops.take_requests(2), hops.take_requests(2)];
+        assert_eq!(taken.each_ref().map(Vec::len), [2, 2, 1]);
+        let all: std::collections::HashSet<_> = taken.concat().into_iter().collect();
+        assert_eq!(all.len(), 5);
+    }
+}

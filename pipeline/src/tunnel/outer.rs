@@ -280,6 +280,7 @@ mod tests {
             copied_class: 3,
             accept_zero_checksum6: false,
             reassembly: true,
+            is_host: true,
             mtu: 1500,
         }
     }
