@@ -47,8 +47,8 @@ const MAX_AGE: Key<WithDefault<Integer<u32>>> = Key::integer("max_age", 1..=86_4
 /// Description of the table `[state]`.
 pub static STATE: ConfigTable = ConfigTable {
     name: "state",
-    about: "A file with learned addresses, remotes, bindings and path MTUs. A gateway that is started again goes on with \
-            them, so frames to known stations are not flooded. A file from before the last boot is ignored.",
+    about: "A file with learned addresses, remotes, bindings and path MTUs. A gateway that is started again goes on \
+            with them, so frames to known stations are not flooded. A file from before the last boot is ignored.",
     absent: "what was learned is lost with the process",
     keys: &[&FILE, &INTERVAL, &MAX_AGE],
     example: "[state]\nfile = \"/run/wirepath/tunnel-gateway.state\"\ninterval = 5\nmax_age = 60\n",
@@ -118,7 +118,7 @@ pub(super) static TABLE: TableSpec = TableSpec {
     ],
 };
 
-/// What the writing thread reports.
+/// Reports of the writing thread.
 #[derive(Debug, Default)]
 struct Status {
     written_at: Option<Instant>,

@@ -1,8 +1,9 @@
-//! What a gateway has learned, as data that its next process goes on with.
+//! State that a gateway passes to its next process: addresses, remotes, bindings and path MTUs that it has learned.
 //!
 //! [`PARTS`] lists all state of a running gateway: what a process passes to its successor, and what that makes anew.
-//! The control thread collects [`Facts`](Fact) in parts of bounded length ([`StatePass`]), since the forwarding database
-//! can have many entries. Facts have names, not numbers: a successor may number ports and segments differently.
+//! The control thread collects [`Facts`](Fact) in parts of bounded length ([`StatePass`]), since the forwarding
+//! database can have many entries. Facts have names, not numbers: a successor may number ports and segments
+//! differently.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ use crate::table::{Key, Learned};
 /// Most slots of the forwarding database, and about the most bindings, that one call collects.
 const STEP: usize = 4096;
 
-/// What becomes of a part of the state when another process takes over.
+/// Way of a part of the state to the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
     /// Facts of this name carry it over.
@@ -33,9 +34,9 @@ pub enum Passed {
 /// One part of the state of a running gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// What it is.
+    /// Description.
     pub name: &'static str,
-    /// How it is passed on.
+    /// Its way to the next process.
     pub passed: Passed,
 }
 

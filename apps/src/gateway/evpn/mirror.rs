@@ -507,8 +507,8 @@ fn unuse(users: &mut HashMap<u32, HashSet<(u32, MacAddr)>>, to: To, entry: (u32,
     }
 }
 
-/// Returns the VTEP of an address behind a nexthop object. Each address of a group is behind the member with the
-/// highest hash of both (rendezvous hashing), so a member that leaves moves only its own addresses.
+/// Returns the VTEP of an address behind a nexthop object. An address of a group is behind the member with the highest
+/// hash of both (rendezvous hashing). So a member that leaves moves only its own addresses.
 fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -> Option<IpAddr> {
     let members = match &nexthops.get(&id)?.value {
         NexthopTarget::Vtep(vtep) => return Some(*vtep),
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_share_addresses_and_a_member_that_goes_moves_only_its_own() {
+    fn a_leaving_member_moves_only_its_own_addresses() {
         let (mut mirror, mut reader) = (watching(), Reader::default());
         let nexthop = |id, to| Message::Nexthop(Nexthop { id, to });
         let member = |n: u8| nexthop(n.into(), Some(NexthopTarget::Vtep(vtep(n))));
