@@ -221,7 +221,7 @@ fn conditional(process: i32) -> impl Iterator<Item = (&'static str, Alternatives
         ("process_vm_readv", vec![vec![(0, Eq, process as u64)]]),
         ("process_vm_writev", vec![vec![(0, Eq, process as u64)]]),
         // Requests to devices, but no input for the terminal of an operator.
-        ("ioctl", vec![vec![(1, Ne, libc::TIOCSTI as u64), (1, Ne, TIOCLINUX)]]),
+        ("ioctl", vec![vec![(1, Ne, libc::TIOCSTI), (1, Ne, TIOCLINUX)]]),
     ]
     .into_iter()
 }

@@ -39,12 +39,12 @@ fn start_threads() -> impl Sized {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     std::thread::spawn(|| {
         loop {
-            std::hint::spin_loop()
+            std::hint::spin_loop();
         }
     });
     std::thread::spawn(|| {
         loop {
-            std::thread::sleep(Duration::from_secs(1))
+            std::thread::sleep(Duration::from_secs(1));
         }
     });
     std::thread::spawn(move || drop(lock.lock()));

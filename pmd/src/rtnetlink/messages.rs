@@ -553,7 +553,8 @@ mod tests {
         let read = |kind, attributes: &[(u16, &[u8])]| Message::read(kind, &with(attributes));
         let is = |id, to| Ok(Some(Message::Nexthop(Nexthop { id, to })));
         let id: (u16, &[u8]) = (NHA_ID, &7u32.to_ne_bytes());
-        let (fdb, vtep): ((u16, &[u8]), (u16, &[u8])) = ((NHA_FDB, &[]), (NHA_GATEWAY, &[10, 9, 0, 2]));
+        let fdb: (u16, &[u8]) = (NHA_FDB, &[]);
+        let vtep: (u16, &[u8]) = (NHA_GATEWAY, &[10, 9, 0, 2]);
         let to = Some(NexthopTarget::Vtep([10, 9, 0, 2].into()));
         assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep, fdb]), is(7, to));
         let mut members = Vec::new();
