@@ -1,6 +1,7 @@
 //! Events that workers send to the control thread.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_packet::Packet;
@@ -53,6 +54,8 @@ pub(crate) struct ControlQueues {
     /// Punted packets that the control thread takes before all others.
     pub(crate) priority_punts: ArrayQueue<Punt>,
     pub(crate) learns: ArrayQueue<Learn>,
+    /// True if another thread has called [`ControlWaker::wake`].
+    woken: AtomicBool,
     phase: AtomicU8,
 }
 
@@ -63,6 +66,7 @@ impl ControlQueues {
             punts: ArrayQueue::new(PUNT_QUEUE_LEN),
             priority_punts: ArrayQueue::new(PUNT_QUEUE_LEN),
             learns: ArrayQueue::new(LEARN_QUEUE_LEN),
+            woken: AtomicBool::new(false),
             phase: AtomicU8::new(0),
         })
     }
@@ -70,6 +74,11 @@ impl ControlQueues {
     /// Takes the next punted packet.
     pub(crate) fn next_punt(&self) -> Option<Punt> {
         self.priority_punts.pop().or_else(|| self.punts.pop())
+    }
+
+    /// Returns whether another thread has called [`ControlWaker::wake`] since the last call.
+    pub(crate) fn take_woken(&self) -> bool {
+        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Acquire)
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -82,5 +91,18 @@ impl ControlQueues {
             1 => Phase::Drain,
             _ => Phase::Exit,
         }
+    }
+}
+
+/// Wakes the control thread from another thread of the application, which has work for it.
+#[derive(Clone, Debug)]
+pub struct ControlWaker(pub(crate) Arc<ControlQueues>);
+
+impl ControlWaker {
+    /// Makes the control thread call [`Control::woken`](crate::Control::woken) soon. Several calls can lead to one.
+    pub fn wake(&self) {
+        // Release: the control thread sees what the caller has written before.
+        self.0.woken.store(true, Ordering::Release);
+        self.0.notifier.notify();
     }
 }

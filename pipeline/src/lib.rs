@@ -152,7 +152,7 @@ pub mod tables {
 
 pub use context::{Context, WorkerCounters};
 pub use counter::{CounterId, CounterValues};
-pub use events::{Learn, Punt};
+pub use events::{ControlWaker, Learn, Punt};
 pub use job::{JobError, WorkerJob, WorkerJobs};
 pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{

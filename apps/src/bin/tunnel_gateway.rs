@@ -149,7 +149,7 @@ fn run_gateway(
         .map_err(failed)?;
     let checked = check_started_ports(running.plane(), config)
         .and_then(|()| control.control.started(running.plane()))
-        .and_then(|()| control.control.control.start_exchange(running.plane().ports()));
+        .and_then(|()| control.control.control.start_exchange(running.plane()));
     if let Err(refused) = checked {
         running.stop(&mut control);
         return Err(refused);

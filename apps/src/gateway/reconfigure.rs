@@ -75,7 +75,7 @@ impl Reconfigure for GatewayMonitor {
         }
         warn_of_lost_tags(plane.ports(), self.gateway.config());
         // The change is in force, so a failure is no reason to refuse it.
-        let mut notes: Vec<String> = self.update_evpn().err().map(|error| error.to_string()).into_iter().collect();
+        let mut notes: Vec<String> = self.update_evpn(plane).err().map(|error| error.to_string()).into_iter().collect();
         let config = self.gateway.config();
         let port = plane.ports().get(config.underlay.port).map(|port| port.id);
         if let (Some(port), Some(after)) = (port, config.bifurcation().filter(|after| before.as_ref() != Some(after))) {

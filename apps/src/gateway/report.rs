@@ -67,16 +67,29 @@ impl GatewayMonitor {
     ///
     /// # Errors
     /// If the kernel refuses a socket or a device.
-    pub fn start_exchange(&mut self, ports: &[PortInfo]) -> Result<(), Failure> {
+    pub fn start_exchange(&mut self, plane: &ControlPlane) -> Result<(), Failure> {
         let config = self.gateway.config();
-        if let Some(port) = ports.get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
-            self.underlay = Some(KernelUnderlay::start(&port.capabilities.device)?);
+        if let Some(port) = plane.ports().get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
+            self.underlay = Some(KernelUnderlay::start(&port.capabilities.device, plane.waker())?);
         }
         let segments = evpn::segments(self.gateway.config());
         if !segments.is_empty() {
-            self.evpn = Some(Evpn::start(segments)?);
+            self.evpn = Some(Evpn::start(segments, plane.waker())?);
         }
         Ok(())
+    }
+
+    /// Exchanges changes with the kernel's tables.
+    fn exchange(&mut self, plane: &mut ControlPlane) {
+        if let Some(evpn) = &mut self.evpn {
+            evpn.tick(&mut self.gateway, plane);
+        }
+        if let Some(underlay) = &mut self.underlay
+            && let Some(port) = plane.ports().get(self.gateway.config().underlay.port)
+        {
+            let device = port.capabilities.device.clone();
+            underlay.tick(&device, &mut self.gateway, plane);
+        }
     }
 
     /// Restores what a former process has learned, and begins to keep it in the file, if there are settings. Call this
@@ -108,12 +121,12 @@ impl GatewayMonitor {
     ///
     /// # Errors
     /// If there is no room for a thread.
-    pub(super) fn update_evpn(&mut self) -> Result<(), Failure> {
+    pub(super) fn update_evpn(&mut self, plane: &ControlPlane) -> Result<(), Failure> {
         let segments = evpn::segments(self.gateway.config());
         match &mut self.evpn {
             Some(evpn) => evpn.set_segments(segments),
             None if segments.is_empty() => {}
-            None => self.evpn = Some(Evpn::begin(segments)?.0),
+            None => self.evpn = Some(Evpn::begin(segments, plane.waker())?.0),
         }
         Ok(())
     }
@@ -235,20 +248,16 @@ impl Control for GatewayMonitor {
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.gateway.tick(plane);
-        if let Some(evpn) = &mut self.evpn {
-            evpn.tick(&mut self.gateway, plane);
-        }
+        self.exchange(plane);
         if let Some(state) = &mut self.state {
             state.tick(&mut self.gateway, plane);
         }
-        if let Some(underlay) = &mut self.underlay
-            && let Some(port) = plane.ports().get(self.gateway.config().underlay.port)
-        {
-            let device = port.capabilities.device.clone();
-            underlay.tick(&device, &mut self.gateway, plane);
-        }
         self.service.tick(plane);
         self.refusals.tick();
+    }
+
+    fn woken(&mut self, plane: &mut ControlPlane) {
+        self.exchange(plane);
     }
 
     fn parser(&mut self) -> Parser {

@@ -18,7 +18,7 @@ use super::{PortInfo, Rates, Summary, WorkerInfo};
 use crate::clock;
 use crate::context::{Context, WorkerCounters};
 use crate::counter::{CounterId, CounterValues};
-use crate::events::{ControlQueues, Learn, Punt};
+use crate::events::{ControlQueues, ControlWaker, Learn, Punt};
 use crate::job::{self, JobError, Stages, WorkerJob, WorkerJobs};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
@@ -57,6 +57,13 @@ pub trait Control {
     fn tick(&mut self, plane: &mut ControlPlane) {
         if let Some(inner) = self.inner() {
             inner.tick(plane);
+        }
+    }
+
+    /// Takes work that another thread has announced by [`ControlPlane::waker`].
+    fn woken(&mut self, plane: &mut ControlPlane) {
+        if let Some(inner) = self.inner() {
+            inner.woken(plane);
         }
     }
 
@@ -217,6 +224,11 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
+    /// Returns what another thread wakes the control thread with.
+    pub fn waker(&self) -> ControlWaker {
+        ControlWaker(Arc::clone(&self.control))
+    }
+
     /// Passes punted packets and learned addresses to `control`, at most as many as the queues hold.
     /// An application calls this between the parts of a long change, so that its packets do not wait for the end.
     pub fn serve(&mut self, control: &mut impl Control) {

@@ -246,6 +246,9 @@ impl<S> Running<S> {
     pub fn tick(&mut self, control: &mut impl Control) {
         self.control.notifier.take_notification();
         self.plane.serve(control);
+        if self.control.take_woken() {
+            control.woken(&mut self.plane);
+        }
         self.plane.advance_ports();
         if self.last_tick.elapsed() < TICK {
             if self.management_waits {

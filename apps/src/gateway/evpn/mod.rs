@@ -22,10 +22,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use wirepath_pipeline::ControlPlane;
 use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
 use wirepath_pipeline::tunnel::config::{GatewayConfig, SegmentControl};
 use wirepath_pipeline::tunnel::{ExternalChanges, GatewayControl};
+use wirepath_pipeline::{ControlPlane, ControlWaker};
 
 use wirepath::cli::Failure;
 
@@ -128,8 +128,8 @@ impl Evpn {
     ///
     /// # Errors
     /// If the kernel refuses a socket or a device.
-    pub(super) fn start(segments: Vec<EvpnSegment>) -> Result<Self, Failure> {
-        let (evpn, ready) = Self::begin(segments)?;
+    pub(super) fn start(segments: Vec<EvpnSegment>, control: ControlWaker) -> Result<Self, Failure> {
+        let (evpn, ready) = Self::begin(segments, control)?;
         match ready.recv() {
             Ok(Ok(())) => Ok(evpn),
             Ok(Err(error)) => Err(refused(error)),
@@ -141,7 +141,10 @@ impl Evpn {
     ///
     /// # Errors
     /// If there is no room for a thread.
-    pub(super) fn begin(segments: Vec<EvpnSegment>) -> Result<(Self, Receiver<io::Result<()>>), Failure> {
+    pub(super) fn begin(
+        segments: Vec<EvpnSegment>,
+        control: ControlWaker,
+    ) -> Result<(Self, Receiver<io::Result<()>>), Failure> {
         let waker =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| refused(error.into()))?;
         let shared = Arc::new(Shared {
@@ -149,6 +152,7 @@ impl Evpn {
             outbox: Mutex::new(Outbox::default()),
             status: Mutex::new(Status::default()),
             waker,
+            control,
         });
         let (sender, ready) = mpsc::channel();
         let of_thread = Arc::clone(&shared);

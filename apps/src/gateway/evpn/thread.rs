@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wirepath_pipeline::ControlWaker;
 use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 use wirepath_wire::MacAddr;
@@ -94,6 +95,8 @@ pub(super) struct Shared {
     pub(super) status: Mutex<Status>,
     /// Event by which the control thread wakes the other one.
     pub(super) waker: OwnedFd,
+    /// Wakes the control thread.
+    pub(super) control: ControlWaker,
 }
 
 impl Shared {
@@ -398,6 +401,8 @@ impl Thread {
         let mut outbox = lock(&self.shared.outbox);
         outbox.changes.merge(changes);
         outbox.since.get_or_insert(since);
+        drop(outbox);
+        self.shared.control.wake();
     }
 
     /// Updates the figures for operators.

@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use wirepath::cli::Failure;
-use wirepath_pipeline::ControlPlane;
 use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::config::{GatewayConfig, UnderlayControl};
+use wirepath_pipeline::{ControlPlane, ControlWaker};
 
 use super::evpn::lock;
 use thread::{Orders, Outbox, Shared, Status, Thread};
@@ -83,7 +83,7 @@ impl KernelUnderlay {
     ///
     /// # Errors
     /// If the kernel refuses a socket.
-    pub(super) fn start(device: &str) -> Result<Self, Failure> {
+    pub(super) fn start(device: &str, control: ControlWaker) -> Result<Self, Failure> {
         let waker =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| refused(error.into()))?;
         let shared = Arc::new(Shared {
@@ -91,6 +91,7 @@ impl KernelUnderlay {
             outbox: Mutex::new(Outbox::default()),
             status: Mutex::new(Status::default()),
             waker,
+            control,
         });
         let thread = Thread::new(Arc::clone(&shared)).map_err(refused)?;
         let thread =

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wirepath_pipeline::ControlWaker;
 use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 
 use super::table::{Changes, NextHopTable};
@@ -65,6 +66,8 @@ pub(super) struct Shared {
     pub(super) status: Mutex<Status>,
     /// Event by which the control thread wakes the other one.
     pub(super) waker: OwnedFd,
+    /// Wakes the control thread.
+    pub(super) control: ControlWaker,
 }
 
 impl Shared {
@@ -276,6 +279,8 @@ impl Thread {
             let mut outbox = lock(&self.shared.outbox);
             outbox.changes.extend(changes);
             outbox.since.get_or_insert(since);
+            drop(outbox);
+            self.shared.control.wake();
         }
         (self.status.destinations, self.status.next_hops, self.status.pending) = self.table.counts();
         self.status.has_interface = self.table.interface().is_some();
