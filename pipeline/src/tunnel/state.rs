@@ -367,9 +367,11 @@ impl GatewayControl {
                         Place::Port(port, vlan) => {
                             attachments.get(&(segment, port, *vlan)).map(|it| Destination::Attachment(*it))
                         }
-                        Place::Remote(address) => {
-                            remotes.get(&(segment, *address)).map(|index| Destination::Remote(*index))
-                        }
+                        // Nothing is sent to a remote until its BFD session is up, which may never be.
+                        Place::Remote(address) => remotes
+                            .get(&(segment, *address))
+                            .filter(|index| self.bfd.out(**index).is_none())
+                            .map(|index| Destination::Remote(*index)),
                     };
                     let is_young = config.ageing == 0 || age.saturating_add(elapsed) < config.ageing;
                     let is_learned = to

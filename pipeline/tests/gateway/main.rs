@@ -19,6 +19,7 @@ mod routing;
 mod routing_fast;
 mod segments;
 mod srv6;
+mod state;
 mod stepped;
 mod suppression;
 mod threaded;
