@@ -3,6 +3,7 @@
 mod arguments;
 pub mod demo;
 mod evpn;
+mod exchange;
 mod kernel_underlay;
 mod objects;
 mod offload;

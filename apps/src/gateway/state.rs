@@ -11,7 +11,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use wirepath_pipeline::tunnel::{Fact, GatewayControl, Restored, StatePass};
 use wirepath_pipeline::{ControlPlane, PortInfo};
 use wirepath_settings::{ConfigError, ConfigTable, Integer, Key, Required, Settings, Text, WithDefault};
 
+use super::exchange::lock;
 use wirepath::cli::Failure;
 
 /// Version of the file. A file of another version is not read.
@@ -82,7 +83,7 @@ impl StateSettings {
     /// # Errors
     /// The reason why it cannot.
     pub fn check(&self) -> Result<(), Failure> {
-        let folder = self.folder();
+        let folder = folder(&self.file);
         let says = |why: &dyn std::fmt::Display| Failure::failed(format!("state.file: {}: {why}", folder.display()));
         if !folder.is_dir() {
             return Err(says(&"the folder does not exist"));
@@ -90,12 +91,13 @@ impl StateSettings {
         rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
             .map_err(|error| says(&io::Error::from(error)))
     }
+}
 
-    fn folder(&self) -> &Path {
-        match self.file.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        }
+/// Returns the folder of a file.
+fn folder(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
     }
 }
 
@@ -264,10 +266,6 @@ impl Drop for StateFile {
     }
 }
 
-fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Identifier of this boot, and milliseconds since it.
 fn boot_time() -> io::Result<(String, u64)> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -353,8 +351,7 @@ fn check_owner(file: &File, path: &Path) -> Result<(), String> {
     if !about.is_file() {
         return Err("it is no regular file".to_owned());
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let of_folder = std::fs::metadata(folder).map_err(|error| error.to_string())?.uid();
+    let of_folder = std::fs::metadata(folder(path)).map_err(|error| error.to_string())?.uid();
     if ![0, rustix::process::geteuid().as_raw(), of_folder].contains(&about.uid()) || about.mode() & 0o022 != 0 {
         return Err("another user can write it".to_owned());
     }

@@ -107,7 +107,7 @@ pub(super) struct Bindings {
 impl Bindings {
     /// Iterates over the bindings of all segments in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u16, IpAddr, &Binding)> {
-        self.segments.iter().flat_map(|(segment, all)| all.iter().map(|(ip, binding)| (*segment, *ip, &**binding)))
+        self.iter_after(None)
     }
 
     /// Iterates over the bindings of all segments in order, behind this one.

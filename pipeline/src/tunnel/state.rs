@@ -337,24 +337,20 @@ impl GatewayControl {
     /// limits apply. What is older than the ageing time is left out, and the rest ages from now on.
     pub fn restore(&mut self, facts: &[Fact], ports: &[PortInfo], elapsed: u32, now: u32) -> Restored {
         let mut restored = Restored::default();
-        let segments: HashMap<&str, usize> =
-            self.config.segments.iter().enumerate().map(|(at, segment)| (segment.name.as_str(), at)).collect();
-        // Positions by name, so that no reference to the configuration remains.
-        let position = |name: &str| segments.get(name).copied();
-        let known: Vec<Option<usize>> = facts
-            .iter()
-            .map(|fact| match fact {
-                Fact::Remote { segment, .. } | Fact::Address { segment, .. } | Fact::Binding { segment, .. } => {
-                    position(segment)
-                }
-                Fact::PathMtu { .. } => Some(0),
-            })
-            .collect();
+        let positions: HashMap<String, usize> =
+            self.config.segments.iter().enumerate().map(|(at, segment)| (segment.name.clone(), at)).collect();
         let mut remotes: HashMap<(u16, IpAddr), u32> =
             (0..).zip(&self.list).map(|(index, it)| ((it.segment, it.address), index)).collect();
         let attachments: HashMap<(u16, &str, Option<u16>), u32> = self.restorable_attachments(ports);
-        for (fact, at) in facts.iter().zip(known) {
-            let place = at.and_then(|at| Some((self.places.segments.get(at)?.index, self.config.segments.get(at)?)));
+        for fact in facts {
+            let segment = match fact {
+                Fact::Remote { segment, .. } | Fact::Address { segment, .. } | Fact::Binding { segment, .. } => {
+                    positions.get(segment)
+                }
+                Fact::PathMtu { .. } => None,
+            };
+            let place =
+                segment.and_then(|at| Some((self.places.segments.get(*at)?.index, self.config.segments.get(*at)?)));
             let is_restored = match (fact, place) {
                 (Fact::Remote { address, contacted, .. }, Some((segment, _))) => {
                     let added = self.restore_remote(segment, *address, *contacted, now);

@@ -6,7 +6,6 @@
 //! messages are removed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use wirepath_pipeline::tunnel::ExternalChanges;
@@ -14,6 +13,8 @@ use wirepath_pmd::rtnetlink::{
     BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, TunnelEntry, Vxlan,
 };
 use wirepath_wire::MacAddr;
+
+use crate::gateway::exchange;
 
 /// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
 const MAX_ENTRIES: usize = if cfg!(test) { 64 } else { 1 << 20 };
@@ -508,7 +509,7 @@ fn unuse(users: &mut HashMap<u32, HashSet<(u32, MacAddr)>>, to: To, entry: (u32,
 }
 
 /// Returns the VTEP of an address behind a nexthop object. An address of a group is behind the member with the highest
-/// hash of both (rendezvous hashing). So a member that leaves moves only its own addresses.
+/// weight. So a member that leaves moves only its own addresses.
 fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -> Option<IpAddr> {
     let members = match &nexthops.get(&id)?.value {
         NexthopTarget::Vtep(vtep) => return Some(*vtep),
@@ -518,11 +519,7 @@ fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -
         NexthopTarget::Vtep(vtep) => Some(*vtep),
         NexthopTarget::Group(_) => None,
     });
-    vteps.max_by_key(|vtep| {
-        let mut hasher = DefaultHasher::new();
-        (mac.0, vtep).hash(&mut hasher);
-        (hasher.finish(), *vtep)
-    })
+    vteps.max_by_key(|vtep| (exchange::weight(mac.0, vtep), *vtep))
 }
 
 #[cfg(test)]

@@ -16,12 +16,11 @@ mod writer;
 
 use std::collections::HashSet;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::{EventfdFlags, eventfd};
 use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
 use wirepath_pipeline::tunnel::config::{GatewayConfig, SegmentControl};
 use wirepath_pipeline::tunnel::{ExternalChanges, GatewayControl};
@@ -29,8 +28,9 @@ use wirepath_pipeline::{ControlPlane, ControlWaker};
 
 use wirepath::cli::Failure;
 
+use super::exchange::{Lag, Outbox, lock};
 pub(super) use devices::EvpnSegment;
-use thread::{Orders, Outbox, Shared, Status, Thread};
+use thread::{Orders, Shared, Thread};
 
 /// Most changes in each direction that one tick takes.
 const CHANGES: usize = 4096;
@@ -97,11 +97,6 @@ fn refused(error: io::Error) -> Failure {
     Failure::failed(format!("control = \"kernel\": {error}"))
 }
 
-/// Locks a mutex. Its data are valid even if another thread panicked.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The control thread's end of the exchange with the kernel.
 pub(super) struct Evpn {
     shared: Arc<Shared>,
@@ -112,8 +107,7 @@ pub(super) struct Evpn {
     /// Time of the oldest message behind [`Self::pending`].
     since: Option<Instant>,
     applied: u64,
-    lag: Duration,
-    max_lag: Duration,
+    lag: Lag,
 }
 
 impl std::fmt::Debug for Evpn {
@@ -145,15 +139,8 @@ impl Evpn {
         segments: Vec<EvpnSegment>,
         control: ControlWaker,
     ) -> Result<(Self, Receiver<io::Result<()>>), Failure> {
-        let waker =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| refused(error.into()))?;
-        let shared = Arc::new(Shared {
-            orders: Mutex::new(Orders { segments: Some(segments.clone()), ..Orders::default() }),
-            outbox: Mutex::new(Outbox::default()),
-            status: Mutex::new(Status::default()),
-            waker,
-            control,
-        });
+        let orders = Orders { segments: Some(segments.clone()), ..Orders::default() };
+        let shared = Shared::new(orders, control).map_err(refused)?;
         let (sender, ready) = mpsc::channel();
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -177,8 +164,7 @@ impl Evpn {
             pending: ExternalChanges::default(),
             since: None,
             applied: 0,
-            lag: Duration::ZERO,
-            max_lag: Duration::ZERO,
+            lag: Lag::default(),
         };
         Ok((evpn, ready))
     }
@@ -191,20 +177,18 @@ impl Evpn {
         // The gateway has forgotten all about these. If one returns, it needs everything again.
         let stay: HashSet<u32> = segments.iter().map(|segment| segment.vni).collect();
         let removed = self.segments.iter().map(|segment| segment.vni).filter(|vni| !stay.contains(vni));
-        let mut orders = lock(&self.shared.orders);
-        orders.removed.extend(removed);
-        orders.segments = Some(segments.clone());
-        drop(orders);
+        self.shared.order(|orders| {
+            orders.removed.extend(removed);
+            orders.segments = Some(segments.clone());
+        });
         self.pending.retain(|vni| stay.contains(&vni));
         self.segments = segments;
-        self.shared.wake();
     }
 
     /// Exchanges changes with the thread.
     pub(super) fn tick(&mut self, gateway: &mut GatewayControl, plane: &ControlPlane) {
         if self.pending.is_empty() {
-            let mut outbox = lock(&self.shared.outbox);
-            (self.pending, self.since) = (std::mem::take(&mut outbox.changes), outbox.since.take());
+            Outbox { changes: self.pending, since: self.since } = self.shared.take_changes();
         }
         let changes = self.pending.take(CHANGES);
         if changes.is_empty() {
@@ -213,23 +197,19 @@ impl Evpn {
             self.applied += changes.len() as u64;
             gateway.apply_external(changes, plane.ports(), plane.seconds());
             if let Some(since) = self.since.filter(|_| self.pending.is_empty()) {
-                self.lag = since.elapsed();
-                self.max_lag = self.max_lag.max(self.lag);
+                self.lag.record(since);
             }
         }
         let local = gateway.take_local_changes(CHANGES);
         if !local.is_empty() {
-            let mut orders = lock(&self.shared.orders);
-            orders.local.extend(local.into_iter().map(|it| ((it.vni, it.mac), it.present)));
-            drop(orders);
-            self.shared.wake();
+            let local = local.into_iter().map(|it| ((it.vni, it.mac), it.present));
+            self.shared.order(|orders| orders.local.extend(local));
         }
     }
 
     /// Makes the thread remove the devices that the gateway made, and stop.
     pub(super) fn stop(&mut self) {
-        lock(&self.shared.orders).stop = true;
-        self.shared.wake();
+        self.shared.order(|orders| orders.stop = true);
     }
 
     /// Waits until the thread has stopped.
@@ -246,7 +226,7 @@ impl Evpn {
         let status = lock(&self.shared.status);
         if table.name == SYNC.name {
             let stats = gateway.external_stats();
-            let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+            let [lag_us, max_lag_us] = self.lag.columns();
             return vec![vec![
                 status.mirror.messages.into(),
                 status.malformed.into(),
@@ -262,8 +242,8 @@ impl Evpn {
                 status.nexthops.into(),
                 (self.pending.len() + lock(&self.shared.outbox).changes.len()).into(),
                 status.waiting.into(),
-                micros(self.lag).into(),
-                micros(self.max_lag).into(),
+                lag_us,
+                max_lag_us,
             ]];
         }
         let row = |segment: &EvpnSegment| {

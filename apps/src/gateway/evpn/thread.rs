@@ -2,20 +2,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wirepath_pipeline::ControlWaker;
 use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 use wirepath_wire::MacAddr;
 
 use super::devices::{self, EvpnSegment, Names};
-use super::lock;
 use super::mirror::{Counts, Mirror, MirrorStats};
 use super::writer::{Writer, WriterStats};
+use crate::gateway::exchange::{self, lock};
 
 /// Receive buffer of the notifications, in bytes: about 150 000 messages.
 const RECEIVE_BUFFER: usize = 64 << 20;
@@ -42,14 +39,6 @@ pub(super) struct Orders {
     /// Addresses that appeared at local ports (true), or went.
     pub(super) local: HashMap<(u32, MacAddr), bool>,
     pub(super) stop: bool,
-}
-
-/// Changes for the control thread.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    pub(super) changes: ExternalChanges,
-    /// Time of the first message behind the changes.
-    pub(super) since: Option<Instant>,
 }
 
 /// A segment for operators.
@@ -88,24 +77,7 @@ pub(super) struct Status {
 }
 
 /// State of both threads.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) orders: Mutex<Orders>,
-    pub(super) outbox: Mutex<Outbox>,
-    pub(super) status: Mutex<Status>,
-    /// Event by which the control thread wakes the other one.
-    pub(super) waker: OwnedFd,
-    /// Wakes the control thread.
-    pub(super) control: ControlWaker,
-}
-
-impl Shared {
-    /// Wakes the thread.
-    pub(super) fn wake(&self) {
-        // The event is pending already if the counter is full.
-        _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
-    }
-}
+pub(super) type Shared = exchange::Shared<Orders, ExternalChanges, Status>;
 
 /// The state of the thread.
 pub(super) struct Thread {
@@ -177,7 +149,7 @@ impl Thread {
         loop {
             self.wait();
             let now = Instant::now();
-            let orders = std::mem::take(&mut *lock(&self.shared.orders));
+            let orders = self.shared.take_orders();
             if orders.stop {
                 break;
             }
@@ -213,14 +185,7 @@ impl Thread {
         if let Some(dump_at) = self.dump_at {
             time = time.min(dump_at.saturating_duration_since(Instant::now()));
         }
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.subscription.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
-        ];
-        let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-        if poll(&mut fds, Some(&timeout)).is_ok() && !fds[1].revents().is_empty() {
-            _ = rustix::io::read(&self.shared.waker, &mut [0; 8]);
-        }
+        self.shared.wait(&self.subscription, time);
     }
 
     fn turn(&mut self, now: Instant) {
@@ -394,15 +359,10 @@ impl Thread {
 
     /// Passes the changes to the control thread. `since` is the time of their messages.
     fn publish(&mut self, since: Instant) {
-        if self.mirror.changes.is_empty() {
-            return;
+        if !self.mirror.changes.is_empty() {
+            let changes = std::mem::take(&mut self.mirror.changes);
+            self.shared.publish(since, |waiting| waiting.merge(changes));
         }
-        let changes = std::mem::take(&mut self.mirror.changes);
-        let mut outbox = lock(&self.shared.outbox);
-        outbox.changes.merge(changes);
-        outbox.since.get_or_insert(since);
-        drop(outbox);
-        self.shared.control.wake();
     }
 
     /// Updates the figures for operators.

@@ -13,19 +13,17 @@ mod table;
 mod thread;
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use wirepath::cli::Failure;
 use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::config::{GatewayConfig, UnderlayControl};
 use wirepath_pipeline::{ControlPlane, ControlWaker};
 
-use super::evpn::lock;
-use thread::{Orders, Outbox, Shared, Status, Thread};
+use super::exchange::{Lag, Outbox, lock};
+use thread::{Orders, Shared, Thread};
 
 /// Most changes in each direction that one tick takes.
 const CHANGES: usize = 4096;
@@ -68,8 +66,7 @@ pub(super) struct KernelUnderlay {
     thread: Option<JoinHandle<()>>,
     device: String,
     applied: u64,
-    lag: Duration,
-    max_lag: Duration,
+    lag: Lag,
 }
 
 impl std::fmt::Debug for KernelUnderlay {
@@ -84,26 +81,12 @@ impl KernelUnderlay {
     /// # Errors
     /// If the kernel refuses a socket.
     pub(super) fn start(device: &str, control: ControlWaker) -> Result<Self, Failure> {
-        let waker =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| refused(error.into()))?;
-        let shared = Arc::new(Shared {
-            orders: Mutex::new(Orders { device: Some(device.to_owned()), ..Orders::default() }),
-            outbox: Mutex::new(Outbox::default()),
-            status: Mutex::new(Status::default()),
-            waker,
-            control,
-        });
+        let orders = Orders { device: Some(device.to_owned()), ..Orders::default() };
+        let shared = Shared::new(orders, control).map_err(refused)?;
         let thread = Thread::new(Arc::clone(&shared)).map_err(refused)?;
         let thread =
             std::thread::Builder::new().name("underlay".to_owned()).spawn(move || thread.run()).map_err(refused)?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-            device: device.to_owned(),
-            applied: 0,
-            lag: Duration::ZERO,
-            max_lag: Duration::ZERO,
-        })
+        Ok(Self { shared, thread: Some(thread), device: device.to_owned(), applied: 0, lag: Lag::default() })
     }
 
     /// Exchanges changes with the thread. `device` is the interface of the underlay port.
@@ -111,29 +94,27 @@ impl KernelUnderlay {
         let requests = gateway.take_next_hop_requests(CHANGES);
         let is_other = self.device != device;
         if is_other || !requests.is_empty() {
-            let mut orders = lock(&self.shared.orders);
-            orders.requests.extend(requests);
-            if is_other {
-                device.clone_into(&mut self.device);
-                orders.device = Some(device.to_owned());
-            }
-            drop(orders);
-            self.shared.wake();
+            self.shared.order(|orders| {
+                orders.requests.extend(requests);
+                if is_other {
+                    orders.device = Some(device.to_owned());
+                }
+            });
+            device.clone_into(&mut self.device);
         }
-        let Outbox { changes, since } = std::mem::take(&mut *lock(&self.shared.outbox));
+        let Outbox { changes, since } = self.shared.take_changes();
         if changes.is_empty() {
             return;
         }
         self.applied += changes.len() as u64;
         gateway.set_kernel_next_hops(changes, plane);
-        self.lag = since.as_ref().map_or(Duration::ZERO, Instant::elapsed);
-        self.max_lag = self.max_lag.max(self.lag);
+        since.into_iter().for_each(|since| self.lag.record(since));
     }
 
     /// Returns the rows of [`TABLE`].
     pub(super) fn rows(&self) -> Vec<Row> {
         let status = *lock(&self.shared.status);
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let [lag_us, max_lag_us] = self.lag.columns();
         vec![vec![
             self.device.clone().into(),
             if status.has_interface { "ready" } else { "interface" }.into(),
@@ -147,16 +128,15 @@ impl KernelUnderlay {
             status.errors.into(),
             self.applied.into(),
             status.pending.into(),
-            micros(self.lag).into(),
-            micros(self.max_lag).into(),
+            lag_us,
+            max_lag_us,
         ]]
     }
 }
 
 impl Drop for KernelUnderlay {
     fn drop(&mut self) {
-        lock(&self.shared.orders).stop = true;
-        self.shared.wake();
+        self.shared.order(|orders| orders.stop = true);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

@@ -4,13 +4,14 @@
 //! changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wirepath_pipeline::tunnel::KernelNextHop;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pmd::rtnetlink::{Message, Neighbour, NudState, RouteHop};
 use wirepath_wire::MacAddr;
+
+use crate::gateway::exchange;
 
 /// Changes for the control thread, by destination. A later change replaces an earlier one.
 pub(super) type Changes = HashMap<IpAddr, Option<KernelNextHop>>;
@@ -234,14 +235,12 @@ impl NextHopTable {
         }
     }
 
-    /// Chooses one of several next hops: among those with a known address, the one whose hash with the destination is
-    /// the highest (rendezvous hashing). So a next hop that goes moves no destination of the others.
+    /// Chooses one of several next hops: among those with a known address, the one with the highest weight for the
+    /// destination. So a next hop that goes moves no destination of the others.
     fn choose(&self, to: IpAddr, hops: &[IpAddr]) -> Option<KernelNextHop> {
         let weight = |via: &IpAddr| {
-            let mut hasher = DefaultHasher::new();
-            (to, via).hash(&mut hasher);
             let has_mac = self.hops.get(via).is_some_and(|hop| hop.mac.is_some());
-            (has_mac, hasher.finish())
+            (has_mac, exchange::weight(to, via))
         };
         let via = *hops.iter().max_by_key(|via| weight(via))?;
         let hop = self.hops.get(&via)?;

@@ -3,16 +3,13 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wirepath_pipeline::ControlWaker;
 use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 
 use super::table::{Changes, NextHopTable};
-use crate::gateway::evpn::lock;
+use crate::gateway::exchange::{self, lock};
 
 /// Receive buffer of the notifications, in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
@@ -35,14 +32,6 @@ pub(super) struct Orders {
     pub(super) stop: bool,
 }
 
-/// Changes for the control thread.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    pub(super) changes: Changes,
-    /// Time of the first message behind the changes.
-    pub(super) since: Option<Instant>,
-}
-
 /// Figures for operators.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Status {
@@ -59,24 +48,7 @@ pub(super) struct Status {
 }
 
 /// State of both threads.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) orders: Mutex<Orders>,
-    pub(super) outbox: Mutex<Outbox>,
-    pub(super) status: Mutex<Status>,
-    /// Event by which the control thread wakes the other one.
-    pub(super) waker: OwnedFd,
-    /// Wakes the control thread.
-    pub(super) control: ControlWaker,
-}
-
-impl Shared {
-    /// Wakes the thread.
-    pub(super) fn wake(&self) {
-        // The event is pending already if the counter is full.
-        _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
-    }
-}
+pub(super) type Shared = exchange::Shared<Orders, Changes, Status>;
 
 /// The state of the thread.
 pub(super) struct Thread {
@@ -118,7 +90,7 @@ impl Thread {
     pub(super) fn run(mut self) {
         loop {
             let now = Instant::now();
-            let orders = std::mem::take(&mut *lock(&self.shared.orders));
+            let orders = self.shared.take_orders();
             if orders.stop {
                 return;
             }
@@ -154,14 +126,7 @@ impl Thread {
         let now = Instant::now();
         let until = if self.table.has_work() || self.reads_links { self.asks_from } else { self.keep_at };
         let time = until.max(self.asks_from).saturating_duration_since(now).min(INTERVAL);
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.subscription.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
-        ];
-        let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-        if poll(&mut fds, Some(&timeout)).is_ok() && !fds[1].revents().is_empty() {
-            _ = rustix::io::read(&self.shared.waker, &mut [0; 8]);
-        }
+        self.shared.wait(&self.subscription, time);
     }
 
     fn turn(&mut self, now: Instant) -> io::Result<()> {
@@ -276,11 +241,7 @@ impl Thread {
     fn publish(&mut self, since: Instant) {
         if !self.table.changes.is_empty() {
             let changes = std::mem::take(&mut self.table.changes);
-            let mut outbox = lock(&self.shared.outbox);
-            outbox.changes.extend(changes);
-            outbox.since.get_or_insert(since);
-            drop(outbox);
-            self.shared.control.wake();
+            self.shared.publish(since, |waiting| waiting.extend(changes));
         }
         (self.status.destinations, self.status.next_hops, self.status.pending) = self.table.counts();
         self.status.has_interface = self.table.interface().is_some();
