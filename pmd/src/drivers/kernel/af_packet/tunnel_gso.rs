@@ -15,7 +15,7 @@ use wirepath_packet::Packet;
 use wirepath_packet::superframe::udp_header;
 use wirepath_wire::{IpProtocol, L3Type, L4Type, Parsed, Tunnel, gre};
 
-use crate::drivers::kernel::common::assembler::{Assembler, Condition, Register, Width};
+use crate::drivers::kernel::common::assembler::{Assembler, Condition, Register, Width, function};
 use crate::drivers::kernel::common::bpf::{Program, ProgramKind, ProgramLink};
 use crate::drivers::kernel::common::link::Interface;
 
@@ -99,7 +99,6 @@ fn code() -> Result<Vec<[u8; 8]>, &'static str> {
     const SKB_MARK: i16 = 8;
     // Numbers of helpers.
     const STORE_BYTES: i32 = 9;
-    const LOAD_BYTES: i32 = 26;
     const ADJUST_ROOM: i32 = 50;
     /// Flag of the helper `bpf_skb_adjust_room`: the segment size stays.
     const FIXED_GSO: i32 = 1;
@@ -140,7 +139,7 @@ fn code() -> Result<Vec<[u8; 8]>, &'static str> {
     a.copy(R3, R10);
     a.add(R3, STACK);
     a.copy(R4, R8);
-    a.call(LOAD_BYTES);
+    a.call(function::SKB_LOAD_BYTES);
     a.jump_if(R0, Condition::NotEqual, 0, drop);
     a.copy(R1, R6);
     a.set(R2, 0);

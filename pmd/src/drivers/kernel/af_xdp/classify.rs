@@ -5,13 +5,9 @@
 //! comparisons with constants at constant offsets. Frames that the packet parser would refuse, or that are
 //! nested too deeply for this program, go to the socket. Software then applies the same rules to them.
 
-use super::program::{TAG_CONTROL, TAG_PROTOCOL, be16, load_counter};
+use super::program::{TAG_CONTROL, TAG_PROTOCOL, load_counter};
 use crate::drivers::kernel::common::assembler::Register::*;
-use crate::drivers::kernel::common::assembler::{Assembler, Condition, Label, Width};
-
-// BPF_FUNC_*, Linux 5.18.
-const GET_BUFF_LEN: i32 = 188;
-const LOAD_BYTES: i32 = 189;
+use crate::drivers::kernel::common::assembler::{Assembler, Condition, Label, Width, be16, function, load_bytes};
 
 /// Stack offset of the Ethernet header and two VLAN tags, as if all tags were in the frame: 22 bytes.
 pub(super) const LINK: i16 = -40;
@@ -116,7 +112,7 @@ fn clear_stack(a: &mut Assembler) {
         a.store_value(Width::Double, R10, at, 0);
     }
     a.copy(R1, R6);
-    a.call(GET_BUFF_LEN);
+    a.call(function::XDP_GET_BUFF_LEN);
     a.store(Width::Word, R10, LENGTH, R0);
     // The value is zero, but the verifier cannot know that. With a known constant it would walk all rules
     // once for each combination of facts.
@@ -127,13 +123,7 @@ fn clear_stack(a: &mut Assembler) {
 /// Copies `bytes` bytes of the frame from offset R7 to the stack. Jumps to `fail` if the frame is shorter.
 /// Clobbers R0 to R5.
 fn load(a: &mut Assembler, to: i16, bytes: i32, fail: Label) {
-    a.copy(R1, R6);
-    a.copy(R2, R7);
-    a.copy(R3, R10);
-    a.add(R3, to.into());
-    a.set(R4, bytes);
-    a.call(LOAD_BYTES);
-    a.jump_if(R0, Condition::NotEqual, 0, fail);
+    load_bytes(a, function::XDP_LOAD_BYTES, to, bytes, fail);
 }
 
 /// Stores a fact of one byte. Clobbers R5.

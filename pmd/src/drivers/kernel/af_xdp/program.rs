@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use super::classify::{self, ProgramRule};
 use super::kernel_match::KernelMatch;
 use crate::drivers::kernel::common::assembler::Register::*;
-use crate::drivers::kernel::common::assembler::{Assembler, Condition, Label, Register, Width};
-use crate::drivers::kernel::common::bifurcation::{self, LaterFragments, XDP_LOAD_BYTES};
+use crate::drivers::kernel::common::assembler::{Assembler, Condition, Label, Register, Width, be16, function};
+use crate::drivers::kernel::common::bifurcation::{self, LaterFragments};
 use crate::port::Bifurcation;
 
 /// Program name. It distinguishes leftovers of earlier runs from foreign programs.
@@ -21,7 +21,6 @@ pub(super) const XDP_DROP: i32 = 1;
 pub(super) const XDP_PASS: i32 = 2;
 
 // BPF_FUNC_*
-const MAP_LOOKUP_ELEM: i32 = 1;
 const XDP_ADJUST_HEAD: i32 = 44;
 const REDIRECT_MAP: i32 = 51;
 
@@ -87,7 +86,7 @@ pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str
         match_frame(&mut a, it, to_kernel);
     }
     if let Some(bifurcation) = inputs.bifurcation {
-        bifurcation::select(&mut a, bifurcation, XDP_LOAD_BYTES, inputs.later_fragments, [decide, to_kernel]);
+        bifurcation::select(&mut a, bifurcation, function::XDP_LOAD_BYTES, inputs.later_fragments, [decide, to_kernel]);
     }
     a.bind(decide);
     if !inputs.rules.is_empty() {
@@ -153,7 +152,7 @@ pub(super) fn load_counter(a: &mut Assembler, map: i32, key: i32, absent: Label)
     a.load_map(R1, map);
     a.copy(R2, R10);
     a.add(R2, KEY.into());
-    a.call(MAP_LOOKUP_ELEM);
+    a.call(function::MAP_LOOKUP_ELEM);
     a.jump_if(R0, Condition::Equal, 0, absent);
 }
 
@@ -164,11 +163,6 @@ fn count(a: &mut Assembler, map: i32, key: i32) {
     a.set(R1, 1);
     a.atomic_add(R0, 0, R1);
     a.bind(absent);
-}
-
-/// A 16-bit field in network order, as the program loads it.
-pub(super) const fn be16(value: u16) -> u32 {
-    u16::from_ne_bytes(value.to_be_bytes()) as u32
 }
 
 /// Jumps to `fits` if the frame matches.

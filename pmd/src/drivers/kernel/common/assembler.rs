@@ -2,6 +2,35 @@
 
 use std::collections::HashMap;
 
+/// Numbers of the kernel's functions for programs (`BPF_FUNC_*`).
+pub(crate) mod function {
+    pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
+    pub(crate) const MAP_UPDATE_ELEM: i32 = 2;
+    pub(crate) const MAP_DELETE_ELEM: i32 = 3;
+    pub(crate) const SKB_LOAD_BYTES: i32 = 26;
+    /// Linux 5.18.
+    pub(crate) const XDP_GET_BUFF_LEN: i32 = 188;
+    /// Linux 5.18.
+    pub(crate) const XDP_LOAD_BYTES: i32 = 189;
+}
+
+/// Returns a 16-bit field in network order, as a program loads it.
+pub(crate) const fn be16(value: u16) -> u32 {
+    u16::from_ne_bytes(value.to_be_bytes()) as u32
+}
+
+/// Copies `bytes` bytes of the frame from offset R7 to the stack, with one of the functions `*_LOAD_BYTES`. R6 holds
+/// the context. Jumps to `fail` if the frame is shorter. Clobbers R0 to R5.
+pub(crate) fn load_bytes(a: &mut Assembler, function: i32, to: i16, bytes: i32, fail: Label) {
+    a.copy(Register::R1, Register::R6);
+    a.copy(Register::R2, Register::R7);
+    a.copy(Register::R3, Register::R10);
+    a.add(Register::R3, to.into());
+    a.set(Register::R4, bytes);
+    a.call(function);
+    a.jump_if(Register::R0, Condition::NotEqual, 0, fail);
+}
+
 /// A register. `R10` is the frame pointer, which is read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

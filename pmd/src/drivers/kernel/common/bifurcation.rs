@@ -7,17 +7,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::assembler::Register::*;
-use super::assembler::{Assembler, Condition, Label, Width};
+use super::assembler::{Assembler, Condition, Label, Width, be16, function, load_bytes};
 use super::bpf::{MAP_LRU_HASH, Map, Program, ProgramKind};
 use crate::port::Bifurcation;
-
-/// `bpf_skb_load_bytes` (`BPF_FUNC_*`).
-const SKB_LOAD_BYTES: i32 = 26;
-const MAP_LOOKUP_ELEM: i32 = 1;
-const MAP_UPDATE_ELEM: i32 = 2;
-const MAP_DELETE_ELEM: i32 = 3;
-/// `bpf_xdp_load_bytes`, Linux 5.18.
-pub(crate) const XDP_LOAD_BYTES: i32 = 189;
 
 // struct __sk_buff
 const PACKET_TYPE: i16 = 4;
@@ -41,22 +33,6 @@ const DATAGRAMS: u32 = 4096;
 
 const UDP: u32 = 17;
 const FRAGMENT: u32 = 44;
-
-/// Returns a 16-bit field in network order, as a program loads it.
-const fn be16(value: u16) -> u32 {
-    u16::from_ne_bytes(value.to_be_bytes()) as u32
-}
-
-/// Copies `bytes` bytes of the frame from the offset in R7 to the stack. Clobbers R0 to R5.
-fn load(a: &mut Assembler, helper: i32, to: i16, bytes: i32, fail: Label) {
-    a.copy(R1, R6);
-    a.copy(R2, R7);
-    a.copy(R3, R10);
-    a.add(R3, to.into());
-    a.set(R4, bytes);
-    a.call(helper);
-    a.jump_if(R0, Condition::NotEqual, 0, fail);
-}
 
 /// Creates the map by which a program takes later fragments; `None` if the port does not want them.
 pub(crate) fn new_fragment_map(bifurcation: &Bifurcation) -> io::Result<Option<Map>> {
@@ -82,12 +58,12 @@ impl LaterFragments {
     }
 }
 
-/// Appends code that jumps to `taken` if the port takes the frame, else to `others`. R6 holds the context, `load_bytes`
-/// is the helper that reads from it. Uses the stack from -144 to -24, and clobbers R0 to R5, R7 and R8.
+/// Appends code that jumps to `taken` if the port takes the frame, else to `others`. R6 holds the context, `load`
+/// is the function that reads from it. Uses the stack from -144 to -24, and clobbers R0 to R5, R7 and R8.
 pub(crate) fn select(
     a: &mut Assembler,
     it: &Bifurcation,
-    load_bytes: i32,
+    load: i32,
     later: LaterFragments,
     [taken, others]: [Label; 2],
 ) {
@@ -99,11 +75,11 @@ pub(crate) fn select(
             IpAddr::V6(address) => ipv6.push(*address),
         }
     }
-    let steps = Steps { it, load_bytes, later, taken, others };
+    let steps = Steps { it, load, later, taken, others };
     a.set(R7, 0);
     // The kernel refuses a program with code that no jump leads to, as `taken` would be without ports and protocols.
     a.jump_if_32(R7, Condition::NotEqual, 0, taken);
-    load(a, load_bytes, FRAME, IPV4_HEAD, others);
+    load_bytes(a, load, FRAME, IPV4_HEAD, others);
     a.load(Width::Half, R4, R10, FRAME + 12);
     if !ipv4.is_empty() {
         let other = a.label();
@@ -121,7 +97,7 @@ pub(crate) fn select(
 
 struct Steps<'b> {
     it: &'b Bifurcation,
-    load_bytes: i32,
+    load: i32,
     later: LaterFragments,
     taken: Label,
     others: Label,
@@ -209,7 +185,7 @@ impl Steps<'_> {
         a.load(Width::Half, R4, R10, FRAME + 36);
         a.jump_if(R7, Condition::Equal, 20, no_options);
         a.add(R7, 14);
-        load(a, self.load_bytes, PORTS, 4, self.others);
+        load_bytes(a, self.load, PORTS, 4, self.others);
         a.load(Width::Half, R4, R10, PORTS + 2);
         a.bind(no_options);
         self.ports(a, Some(&IPV4_FRAGMENT));
@@ -220,7 +196,7 @@ impl Steps<'_> {
     fn ipv6(&self, a: &mut Assembler, addresses: &[Ipv6Addr]) {
         let (ours, whole) = (a.label(), a.label());
         a.set(R7, IPV4_HEAD);
-        load(a, self.load_bytes, FRAME + IPV4_HEAD as i16, IPV6_HEAD - IPV4_HEAD, self.others);
+        load_bytes(a, self.load, FRAME + IPV4_HEAD as i16, IPV6_HEAD - IPV4_HEAD, self.others);
         for address in addresses {
             let other = a.label();
             for (word, at) in address.octets().chunks_exact(4).zip((FRAME + 38..).step_by(4)) {
@@ -241,7 +217,7 @@ impl Steps<'_> {
         let later = a.label();
         a.jump_if_32(R4, Condition::Bits, be16(0xfff8), later);
         a.set(R7, IPV6_HEAD);
-        load(a, self.load_bytes, PORTS, 4, self.others);
+        load_bytes(a, self.load, PORTS, 4, self.others);
         a.load(Width::Half, R4, R10, PORTS + 2);
         self.ports(a, Some(&IPV6_FRAGMENT));
         a.bind(later);
@@ -258,7 +234,7 @@ impl Steps<'_> {
             LaterFragments::All => a.jump(self.taken),
             LaterFragments::Known(map) => {
                 fields.write_key(a);
-                call_for_key(a, MAP_LOOKUP_ELEM, map);
+                call_for_key(a, function::MAP_LOOKUP_ELEM, map);
                 a.jump_if(R0, Condition::Equal, 0, self.others);
                 a.jump(self.taken);
             }
@@ -276,12 +252,12 @@ impl Steps<'_> {
     /// Takes packets with one of the destination ports. R4 holds the port. A packet that may be the first fragment of a
     /// datagram has these fields.
     fn ports(&self, a: &mut Assembler, fields: Option<&FragmentFields>) {
-        let LaterFragments::Known(map) = self.later else { return self.compare_ports(a, self.taken) };
-        let Some(fields) = fields else { return self.compare_ports(a, self.taken) };
+        let (LaterFragments::Known(map), Some(fields)) = (self.later, fields) else {
+            self.match_ports(a, self.taken);
+            return a.jump(self.others);
+        };
         let [ours, remember, forget] = [(); 3].map(|()| a.label());
-        for port in &self.it.udp_ports {
-            a.jump_if_32(R4, Condition::Equal, be16(*port), ours);
-        }
+        self.match_ports(a, ours);
         a.load(Width::Half, R4, R10, fields.offset);
         a.jump_if_32(R4, Condition::Bits, fields.more, forget);
         a.jump(self.others);
@@ -291,20 +267,19 @@ impl Steps<'_> {
         a.jump(self.taken);
         a.bind(remember);
         fields.write_key(a);
-        call_for_key(a, MAP_UPDATE_ELEM, map);
+        call_for_key(a, function::MAP_UPDATE_ELEM, map);
         a.jump(self.taken);
         // An earlier datagram may have had the same identification.
         a.bind(forget);
         fields.write_key(a);
-        call_for_key(a, MAP_DELETE_ELEM, map);
+        call_for_key(a, function::MAP_DELETE_ELEM, map);
         a.jump(self.others);
     }
 
-    fn compare_ports(&self, a: &mut Assembler, ours: Label) {
+    fn match_ports(&self, a: &mut Assembler, ours: Label) {
         for port in &self.it.udp_ports {
             a.jump_if_32(R4, Condition::Equal, be16(*port), ours);
         }
-        a.jump(self.others);
     }
 }
 
@@ -332,7 +307,7 @@ pub(crate) fn load_program(
         ProgramKind::SocketFilter if bifurcation.later_fragments => LaterFragments::All,
         _ => LaterFragments::known(map.as_ref()),
     };
-    select(&mut a, bifurcation, SKB_LOAD_BYTES, later, [is_taken, is_other]);
+    select(&mut a, bifurcation, function::SKB_LOAD_BYTES, later, [is_taken, is_other]);
     a.bind(is_taken);
     a.set(R0, taken);
     a.exit();
