@@ -27,7 +27,7 @@ mod user;
 pub use calls::{RefusedCall, allowed_calls, refused_calls};
 pub use restrict::{PrivilegeError, Restriction, given_up, restrict};
 pub use rustix::thread::CapabilitySet;
-pub use user::User;
+pub use user::{User, groups};
 
 /// Returns the names of capabilities as in capabilities(7), with commas between; "none" for an empty set.
 pub fn capability_names(set: CapabilitySet) -> String {

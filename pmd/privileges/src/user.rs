@@ -33,11 +33,8 @@ impl User {
             (user == name || uid == name).then_some((user, uid.parse().ok()?, gid.parse().ok()?))
         })?;
         let is_member = |members: &str| members.split(',').any(|member| member == name);
-        let groups = groups.lines().filter_map(|line| {
-            let fields: Vec<&str> = line.split(':').collect();
-            let [_, _, number, members, ..] = fields[..] else { return None };
-            is_member(members).then(|| number.parse().ok().map(Gid::from_raw))?
-        });
+        let groups = self::groups(groups).filter(|(.., members)| is_member(members));
+        let groups = groups.map(|(_, number, _)| Gid::from_raw(number));
         Some(Self {
             name: name.to_owned(),
             uid: Uid::from_raw(uid),
@@ -45,6 +42,15 @@ impl User {
             groups: groups.take(MAX_GROUPS).collect(),
         })
     }
+}
+
+/// Iterates over the lines of `/etc/group` (group(5)): name, number and members.
+pub fn groups(file: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+    file.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _, number) = (fields.next()?, fields.next()?, fields.next()?.parse().ok()?);
+        Some((name, number, fields.next().unwrap_or_default()))
+    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use wirepath_control_socket::{Access, Peer};
+use wirepath_privileges::groups;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Settings, Text, WithDefault};
 
 const SOCKET: Key<Text> = Key::text("socket", "path of a socket, or \"off\" for no socket")
@@ -121,15 +122,6 @@ fn group(table: &Settings<'_>) -> Result<Option<u32>, ConfigError> {
     let number = groups(&file).find(|(group, ..)| *group == name).map(|(_, number, _)| number);
     let unknown = || table.span(&GROUP).error(format!("there is no group \"{name}\" in /etc/group"));
     number.ok_or_else(unknown).map(Some)
-}
-
-/// Iterates over the lines of `/etc/group` (group(5)): name, number and members.
-fn groups(file: &str) -> impl Iterator<Item = (&str, u32, &str)> {
-    file.lines().filter_map(|line| {
-        let mut fields = line.split(':');
-        let (name, _, number) = (fields.next()?, fields.next()?, fields.next()?.parse().ok()?);
-        Some((name, number, fields.next().unwrap_or_default()))
-    })
 }
 
 /// Returns whether a user is a member of a group, by `/etc/passwd` and `/etc/group`.
