@@ -164,10 +164,7 @@ struct Gateway {
 
 impl Gateway {
     fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
-        let mut client = Client::connect(&self.program.path("operators.sock")).expect("a connection");
-        let table = client.show(table, &[], None).expect("a table");
-        let row = |cells: Vec<Value>| table.columns.iter().cloned().zip(cells).collect();
-        table.rows.into_iter().map(row).collect()
+        self.program.rows(table)
     }
 
     /// Waits until a table satisfies a condition.

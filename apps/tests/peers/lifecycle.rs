@@ -64,12 +64,7 @@ pub(crate) fn goes_on_when_interfaces_return(variant: Variant) {
     let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
-    world.gateway.ip("link del lan0");
-    world.plug_host(0);
-    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
-    world.gateway.ip("link del wan");
-    world.plug_underlay();
-    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    world.replace_interfaces(&mut gateway);
     assert!(pings(&world.hosts[0], &remote_address(0), 1200, 50));
     assert!(pings(&world.remotes[0], &crate::world::host_address(0), 1200, 50));
     let summary = gateway.stop();

@@ -86,12 +86,7 @@ pub(crate) fn only_what_the_ports_need(variant: Variant) {
     assert_privileges(&mut gateway, capabilities, 0);
 
     if !variant.is_emulated() {
-        world.gateway.ip("link del lan0");
-        world.plug_host(0);
-        world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
-        world.gateway.ip("link del wan");
-        world.plug_underlay();
-        world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+        world.replace_interfaces(&mut gateway);
         assert_privileges(&mut gateway, capabilities, 0);
     }
     assert!(pings(&world.hosts[0], &remote_address(0), 1200, 50));

@@ -6,8 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tempfile::TempDir;
+use wirepath::control_socket::Client;
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Background, Namespace, Outcome};
 
@@ -92,6 +93,15 @@ impl Program {
     /// Returns the path of a file beside the configuration.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Returns the rows of a table, by the control socket `operators.sock` beside the configuration. Programs close
+    /// connections that are idle for long, so each call has one of its own.
+    pub(crate) fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
+        let mut client = Client::connect(&self.path("operators.sock")).expect("a connection");
+        let table = client.show(table, &[], None).expect("a table");
+        let row = |cells: Vec<Value>| table.columns.iter().cloned().zip(cells).collect();
+        table.rows.into_iter().map(row).collect()
     }
 
     /// Returns the process ID.

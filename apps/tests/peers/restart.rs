@@ -2,7 +2,6 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use wirepath::control_socket::Client;
 use wirepath_testlab::{FramePort, eventually};
 
 use crate::program::Program;
@@ -78,14 +77,8 @@ fn marked(port: &mut FramePort) -> usize {
 }
 
 fn row(program: &Program, table: &str, at: usize) -> Map<String, Value> {
-    let rows = rows(program, table);
+    let rows = program.rows(table);
     rows.into_iter().nth(at).unwrap_or_else(|| panic!("no row {at} in {table}"))
-}
-
-fn rows(program: &Program, table: &str) -> Vec<Map<String, Value>> {
-    let mut client = Client::connect(&program.path("operators.sock")).expect("a connection");
-    let table = client.show(table, &[], None).expect("a table");
-    table.rows.into_iter().map(|cells| table.columns.iter().cloned().zip(cells).collect()).collect()
 }
 
 /// Waits until both remotes can be reached.
@@ -93,9 +86,9 @@ fn wait_for_remotes(program: &mut Program) {
     let ready = eventually(WAIT_LIMIT, || {
         assert!(program.running(), "the gateway has ended");
         program.path("operators.sock").exists()
-            && rows(program, "remotes").iter().filter(|row| row["state"] == "ready").count() == 2
+            && program.rows("remotes").iter().filter(|row| row["state"] == "ready").count() == 2
     });
-    assert!(ready, "{:?}", rows(program, "remotes"));
+    assert!(ready, "{:?}", program.rows("remotes"));
 }
 
 /// A gateway that is killed under traffic goes on with what it had learned: the first frame of each known flow reaches

@@ -187,6 +187,17 @@ impl World {
         self.net.ip("link set gw master br0");
     }
 
+    /// Removes a port of hosts and then the underlay, and makes each again. The gateway takes them back.
+    #[track_caller]
+    pub(crate) fn replace_interfaces(&self, program: &mut Program) {
+        self.gateway.ip("link del lan0");
+        self.plug_host(0);
+        self.wait_for(program, &self.hosts[0], &remote_address(0));
+        self.gateway.ip("link del wan");
+        self.plug_underlay();
+        self.wait_for(program, &self.hosts[0], &remote_address(0));
+    }
+
     /// Connects a host with the gateway.
     pub(crate) fn plug_host(&self, n: usize) {
         let host = &self.hosts[n];
