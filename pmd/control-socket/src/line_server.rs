@@ -30,7 +30,7 @@ pub struct Limits {
     pub answer_time: Duration,
     /// Bytes that one turn reads, and bytes that it writes.
     pub turn_bytes: usize,
-    /// Time after which a turn begins no other step.
+    /// Time after which a turn begins no other step. The first step of a turn has no limit.
     pub turn_time: Duration,
 }
 
@@ -174,24 +174,29 @@ impl<R> LineServer<R> {
         let mut moved = self.accept(now);
         // Every client gets a step before one gets a second step.
         let mut waiting = 0;
-        while waiting < self.clients.len() && !budget.is_over() {
+        // The time is looked at after a step. So a turn whose thread is interrupted makes at least one.
+        while waiting < self.clients.len() {
             let mut client = self.clients.remove(0);
             match client.step(service, &limits, &mut budget) {
-                Step::Closed => {
-                    moved = true;
-                    continue;
-                }
+                Step::Closed => moved = true,
                 Step::HandOver => {
                     moved = true;
                     if let Answer::HandOver(rest) = client.rest {
                         service.take(&client.peer, rest, client.stream);
                     }
-                    continue;
                 }
-                Step::Progress => (moved, waiting) = (true, 0),
-                Step::Waiting => waiting += 1,
+                Step::Progress => {
+                    (moved, waiting) = (true, 0);
+                    self.clients.push(client);
+                }
+                Step::Waiting => {
+                    waiting += 1;
+                    self.clients.push(client);
+                }
             }
-            self.clients.push(client);
+            if budget.is_over() {
+                break;
+            }
         }
         self.clients.retain(|client| client.is_subscribed() || client.since.elapsed() < client.time_limit(&limits));
         if let Some(set) = &self.ready {
@@ -536,6 +541,24 @@ mod tests {
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         assert_eq!(text, "one\ntake\nfrom the thread");
+    }
+
+    #[test]
+    fn a_turn_whose_time_is_over_makes_one_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (mut server, mut service) =
+            (server(&path, Limits { turn_time: Duration::ZERO, ..Limits::default() }), Echo::default());
+        let _silent = connect(&path, WAIT_LIMIT).unwrap();
+        let mut stream = connect(&path, WAIT_LIMIT).unwrap();
+        stream.write_all(b"one\n").unwrap();
+        // A look at the silent client, then one step each to read, to answer and to write.
+        for _ in 0..8 {
+            server.serve(&mut service);
+        }
+        let mut line = [0; 4];
+        stream.read_exact(&mut line).unwrap();
+        assert_eq!(line, *b"one\n");
     }
 
     #[test]

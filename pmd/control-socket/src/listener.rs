@@ -226,7 +226,8 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// Connects to a socket. Connecting, and each later read or write of the stream, ends within `limit`.
+/// Connects to a socket. Connecting, and each later read or write of the stream, ends within `limit`. A socket whose
+/// program is about to listen is waited for, one second at most.
 ///
 /// # Errors
 /// `WouldBlock` if the listener does not accept the connection in that time, and the errors of connect(2).
@@ -236,7 +237,15 @@ pub fn connect(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     for option in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&socket, option, Some(limit))?;
     }
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    match rustix::net::connect(&socket, &address) {
+        Err(Errno::CONNREFUSED) => {
+            // A program between bind(2) and listen(2) holds the lock. The socket is ready, or stale, when it is free.
+            drop(lock_folder(path));
+            rustix::net::connect(&socket, &address)?;
+        }
+        result => result?,
+    }
     Ok(socket.into())
 }
 
@@ -317,6 +326,24 @@ mod tests {
         std::fs::write(&path, "text").unwrap();
         drop(second);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_client_waits_for_a_program_that_is_about_to_listen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let lock = lock_folder(&path).expect("a free folder");
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| connect(&path, Duration::from_secs(60)));
+            std::thread::sleep(Duration::from_millis(50));
+            rustix::net::listen(&socket, 1).unwrap();
+            drop(lock);
+            client.join().unwrap().unwrap();
+        });
+        drop(socket);
+        assert_eq!(connect(&path, Duration::from_secs(60)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 
     #[test]
