@@ -203,6 +203,51 @@ impl From<LoadError> for io::Error {
     }
 }
 
+/// Bytes of the kernel's `struct bpf_prog` before the instructions, at least and at most. Linux 6.18 has 96.
+const PROGRAM_HEADER: [usize; 2] = [48, 192];
+/// Size of a page. The kernel allocates whole pages for a program.
+const PAGE: usize = 4096;
+/// `r0 = 0`.
+const SET_R0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
+/// `if r0 == 0 goto`, with a distance of 0.
+const JUMP_IF_R0_IS_0: [u8; 8] = [0x15, 0, 0, 0, 0, 0, 0, 0];
+
+/// Returns the most instructions that the verifier adds to one with this operation code.
+fn growth(operation: u8) -> usize {
+    match operation {
+        // A call: inlined lookups in maps are the longest.
+        0x85 => 32,
+        // A load: fields of the context.
+        0x61 | 0x69 | 0x71 | 0x79 => 4,
+        _ => 0,
+    }
+}
+
+/// Returns a program with the same effect, which the verifier does not need to move.
+///
+/// The verifier replaces calls and loads by several instructions each. A program that outgrows its pages is moved, but
+/// the device to which it is bound keeps the old address (`bpf_prog_realloc` and `offload->prog`, up to Linux 6.18 at
+/// least). If the device is then removed before the program is freed, the kernel accesses freed memory.
+/// Instructions in front that no path reaches make room: the verifier removes them first.
+fn with_room(code: &[[u8; 8]]) -> Vec<[u8; 8]> {
+    let pages = |instructions: usize, header: usize| (8 * instructions + header).div_ceil(PAGE);
+    let [least, most] = PROGRAM_HEADER;
+    let grown = 2 + code.iter().map(|instruction| 1 + growth(instruction[0])).sum::<usize>();
+    let needed = pages(grown, most);
+    let mut unreached = 0;
+    while pages(code.len() + unreached, least) < needed {
+        unreached += 1;
+    }
+    // Programs of more than 32 000 instructions do not exist here.
+    let Some(offset) = i16::try_from(unreached).ok().filter(|offset| *offset > 0) else { return code.to_vec() };
+    let mut jump = JUMP_IF_R0_IS_0;
+    jump[2..4].copy_from_slice(&offset.to_le_bytes());
+    let mut all = vec![SET_R0, jump];
+    all.resize(2 + unreached, SET_R0);
+    all.extend_from_slice(code);
+    all
+}
+
 impl Program {
     /// Loads a program. With [`DEVICE_BOUND`] in `flags` it is bound to the interface `device`.
     pub(crate) fn load(
@@ -213,6 +258,8 @@ impl Program {
         device: u32,
     ) -> Result<Self, LoadError> {
         let (program_type, attach_type) = kind.types();
+        let with_room = (flags & DEVICE_BOUND != 0).then(|| with_room(code));
+        let code = with_room.as_deref().unwrap_or(code);
         // Kernel functions (kfuncs) may be called only by programs with a GPL-compatible licence. The kernel
         // knows this string.
         let license = c"Dual MIT/GPL";
@@ -367,4 +414,69 @@ pub(crate) fn detach_links(interface: u32, program: u32) -> io::Result<bool> {
 fn first_word(word: u64) -> u32 {
     let [a, b, c, d, ..] = word.to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_testlab::{Lab, Requirement, require};
+
+    use super::*;
+    use crate::drivers::kernel::common::assembler::{Assembler, Register, Width};
+    use crate::drivers::kernel::common::link::Interface;
+
+    /// Loads the receive queue from `struct xdp_md`, of which the verifier makes two instructions.
+    const QUEUE: i16 = 16;
+
+    fn assemble(instructions: usize, loads: usize) -> Vec<[u8; 8]> {
+        let mut a = Assembler::default();
+        (0..loads).for_each(|_| a.load(Width::Word, Register::R2, Register::R1, QUEUE));
+        (0..instructions - loads - 1).for_each(|_| a.set(Register::R0, 2));
+        a.exit();
+        a.finish().unwrap()
+    }
+
+    /// Returns the pages that the kernel has for a program.
+    fn pages(program: &Program) -> usize {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.raw_fd())).unwrap();
+        let bytes = text.lines().find_map(|line| line.strip_prefix("memlock:")).expect("the size of a program");
+        bytes.trim().parse::<usize>().unwrap() / PAGE
+    }
+
+    #[test]
+    fn a_bound_program_keeps_its_memory() {
+        require!(all Requirement::LAB, Requirement::Kernel(6, 3));
+        let lab = Lab::new("bound");
+        let (here, there) = (lab.namespace("here"), lab.namespace("there"));
+        lab.veth((&here, "eth0"), (&there, "eth0"));
+        here.inside(|| {
+            let index = Interface::find("eth0", "test").unwrap().index;
+            let load = |code: &[[u8; 8]], flags| Program::load(ProgramKind::Xdp, code, "room", flags, index).unwrap();
+            let mut moved = 0;
+            // The end of the first page is at 500 instructions in Linux 6.18.
+            for instructions in 470..530 {
+                let code = assemble(instructions, 20);
+                let unbound = pages(&load(&code, 0));
+                let allocated = pages(&load(&assemble(instructions, 0), 0));
+                moved += usize::from(unbound != allocated);
+                // As many instructions that do not grow show how many pages were allocated.
+                let room = pages(&load(&assemble(with_room(&code).len(), 0), 0));
+                assert_eq!(pages(&load(&code, DEVICE_BOUND)), room, "{instructions} instructions");
+            }
+            assert!(moved > 10, "programs without room were moved: {moved}");
+        });
+    }
+
+    #[test]
+    fn only_programs_near_the_end_of_a_page_get_room() {
+        for instructions in 21..2000 {
+            let (code, roomy) = (assemble(instructions, 20), with_room(&assemble(instructions, 20)));
+            assert!(roomy.ends_with(&code));
+            let bytes = 8 * (instructions + 20 * 4 + 2);
+            let is_near =
+                (bytes + PROGRAM_HEADER[1]).div_ceil(PAGE) > (8 * instructions + PROGRAM_HEADER[0]).div_ceil(PAGE);
+            assert_eq!(roomy.len() > code.len(), is_near, "{instructions}");
+            let last = 8 * (roomy.len() - 2) + PROGRAM_HEADER[0];
+            assert!(!is_near || last.div_ceil(PAGE) == (bytes + PROGRAM_HEADER[1]).div_ceil(PAGE));
+        }
+    }
 }
