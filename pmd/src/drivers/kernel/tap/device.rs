@@ -125,6 +125,16 @@ impl TapQueue {
     }
 }
 
+impl Drop for TapQueue {
+    /// Detaches the queue. A child process that holds a copy of the descriptor until its exec(2) would keep the queue
+    /// open, and the kernel would go on to send frames to it.
+    fn drop(&mut self) {
+        if self.multi_queue {
+            let _ = self.set_enabled(false);
+        }
+    }
+}
+
 impl AsFd for TapQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
