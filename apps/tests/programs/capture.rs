@@ -12,7 +12,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Requirement, eventually, require};
+use wirepath_testlab::{Requirement, copy_program, eventually, require};
 
 use crate::running::{Running, WAIT_LIMIT};
 
@@ -350,7 +350,7 @@ fn packets_are_shown_to_users_that_may_change_only() {
     let tools = tempfile::tempdir().unwrap();
     std::fs::set_permissions(&tools, PermissionsExt::from_mode(0o755)).unwrap();
     let tool = tools.path().join("wirepath");
-    std::fs::copy(WIREPATH, &tool).unwrap();
+    copy_program(WIREPATH, &tool);
     let as_nobody = |arguments: &[&str]| {
         let mut command = Command::new(&tool);
         command.args(arguments).arg("--socket").arg(program.socket()).uid(NOBODY).gid(NOBODY);

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use wirepath_testlab::{Lab, Outcome, Requirement, require, run};
+use wirepath_testlab::{Lab, Outcome, Requirement, copy_program, require, run};
 
 const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
@@ -246,7 +246,7 @@ fn auto_names_the_likely_cause_first_on_real_lines() {
     lab.veth((&namespace, "a0"), (&namespace, "b0"));
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let (binary, config) = (folder.path().join("l2fwd"), folder.path().join("c.toml"));
-    std::fs::copy(L2FWD, &binary).unwrap();
+    copy_program(L2FWD, &binary);
     std::fs::write(&config, ONE_VETH).unwrap();
     std::fs::set_permissions(&config, mode(0o644)).unwrap();
     let (binary, config) = (binary.to_str().unwrap(), config.to_str().unwrap());
@@ -322,7 +322,7 @@ fn a_check_looks_at_the_machine() {
     lab.veth((&namespace, "a0"), (&namespace, "b0"));
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let (binary, config) = (folder.path().join("tunnel-gateway"), folder.path().join("c.toml"));
-    std::fs::copy(GATEWAY, &binary).unwrap();
+    copy_program(GATEWAY, &binary);
     let text = "[[port]]\nname = 'wan'\ndriver = 'af_xdp'\ndevice = 'a0'\n\
                 [[port]]\nname = 'lan'\ndriver = 'null'\n\
                 [underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n\
@@ -409,7 +409,7 @@ fn a_missing_privilege_is_one_line_with_the_remedy() {
     // A copy that every user can reach, wherever the build folder is.
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let binary = folder.path().join("l2fwd");
-    std::fs::copy(L2FWD, &binary).unwrap();
+    copy_program(L2FWD, &binary);
     for driver in ["af_packet", "af_xdp", "auto", "tap"] {
         let device = if driver == "tap" { "wptap0" } else { "a0" };
         let config = folder.path().join(format!("{driver}.toml"));
@@ -449,7 +449,7 @@ fn doctor_and_the_programs_grant_the_same() {
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let copy = |name: &str, from: &str| {
         let path = folder.path().join(name);
-        std::fs::copy(from, &path).unwrap();
+        copy_program(from, &path);
         path.to_str().unwrap().to_owned()
     };
     let (doctor, l2fwd) = (copy("wirepath", env!("CARGO_BIN_EXE_wirepath")), copy("l2fwd", L2FWD));
@@ -630,7 +630,7 @@ fn a_check_refuses_what_the_start_refuses() {
     }
     // Users without capabilities, and with some of them.
     let (binary, tap) = (path("l2fwd"), "driver = 'tap'\ndevice = 'wpchk0'");
-    std::fs::copy(L2FWD, &binary).unwrap();
+    copy_program(L2FWD, &binary);
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let none = ["--inh-caps=-all", "--bounding-set=-all"];
     let raw = ["--inh-caps=-all,+net_raw", "--ambient-caps=-all,+net_raw"];

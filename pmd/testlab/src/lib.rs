@@ -26,7 +26,7 @@ pub use alloc::{CountingAllocator, allocations, retained_bytes};
 pub use frames::{Frame, FramePort};
 pub use guest::{GuestJob, LinuxGuest};
 pub use lab::{Lab, Namespace, Veth};
-pub use process::{Background, Outcome, run, spawn};
+pub use process::{Background, Outcome, copy_program, run, spawn};
 pub use requirements::{Requirement, print_uncaptured, python, skip_or_fail};
 pub use vlan::VlanTagger;
 

@@ -1,5 +1,5 @@
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,6 +43,14 @@ pub fn run(arguments: &[&str]) -> Outcome {
 #[track_caller]
 pub fn spawn(arguments: &[&str]) -> Background {
     Background::start(arguments)
+}
+
+/// Copies a program that the test is going to start. Another process writes the copy: a child of another test could
+/// hold a descriptor of this process that is open for writing, and then the copy cannot be executed (`ETXTBSY`).
+#[track_caller]
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let text = |path: &Path| path.to_str().expect("a path of UTF-8").to_owned();
+    run(&["cp", &text(from.as_ref()), &text(to.as_ref())]).expect();
 }
 
 /// A running program, which is killed when dropped.

@@ -17,12 +17,13 @@ use crate::Namespace;
 /// this value detaches the programs.
 #[derive(Debug)]
 pub struct VlanTagger {
-    _links: [OwnedFd; 2],
+    links: [OwnedFd; 2],
 }
 
 // Commands, program types, attach types, return codes and helper functions of bpf(2) (linux/bpf.h).
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
@@ -82,7 +83,21 @@ impl VlanTagger {
             [attach(interface, &push, BPF_TCX_EGRESS), attach(interface, &pop, BPF_TCX_INGRESS)]
                 .map(|link| link.unwrap_or_else(|error| panic!("VLAN program on {interface}: {error}")))
         });
-        Self { _links: links }
+        Self { links }
+    }
+}
+
+impl Drop for VlanTagger {
+    /// Detaches the programs. A child process of another test may hold copies of the descriptors until its exec(2).
+    fn drop(&mut self) {
+        for link in &self.links {
+            let attributes = [link.as_raw_fd() as u32, 0];
+            // SAFETY: the attributes are the start of `union bpf_attr`, without pointers, and outlive the call.
+            let result = unsafe {
+                libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const attributes, size_of_val(&attributes))
+            };
+            assert!(result == 0 || std::thread::panicking(), "detaching: {}", io::Error::last_os_error());
+        }
     }
 }
 
