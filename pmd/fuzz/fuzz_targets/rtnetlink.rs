@@ -1,4 +1,4 @@
-//! Messages of the kernel about links, forwarding databases and neighbours. The first byte chooses the type.
+//! Messages of the kernel about links, forwarding databases, neighbours and routes. The first byte chooses the type.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -21,7 +21,9 @@ fuzz_target!(|data: &[u8]| {
         Ok(Some(Message::Fdb(Fdb::Bridge(entry)))) => assert_eq!(entry.removed, kind == 29),
         Ok(Some(Message::Fdb(Fdb::Tunnel(entry)))) => assert_eq!(entry.removed, kind == 29),
         Ok(Some(Message::Neighbour(neighbour))) => assert!(kind == 28 || neighbour.mac.is_none()),
-        Ok(Some(Message::Route(to, len))) => assert!(len <= if to.is_ipv4() { 32 } else { 128 }),
+        Ok(Some(Message::Route(route))) => {
+            assert!(route.len <= if route.to.is_ipv4() { 32 } else { 128 } && route.hops.len() <= 256);
+        }
         Ok(Some(Message::Nexthop(nexthop))) => {
             assert!(nexthop.id != 0 && (kind == 104 || nexthop.to.is_none()));
             assert!(!matches!(nexthop.to, Some(NexthopTarget::Group(members)) if members.len() > 256));

@@ -48,7 +48,9 @@ pub(super) const RTMSG: usize = 12;
 pub(super) const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const RTA_PRIORITY: u16 = 6;
 const RTA_MULTIPATH: u16 = 9;
+const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_ENCAP: u16 = 22;
 const RTN_UNICAST: u8 = 1;
@@ -86,8 +88,8 @@ pub enum Message {
     Fdb(Fdb),
     /// An entry of an ARP or ND table exists, or does not.
     Neighbour(Neighbour),
-    /// A route to this destination with this prefix length changed.
-    Route(IpAddr, u8),
+    /// A route exists, or does not.
+    Route(Route),
     /// A nexthop object exists, or does not. Routes and forwarding databases refer to such objects.
     Nexthop(Nexthop),
     /// Rules changed, so any route may lead elsewhere.
@@ -251,6 +253,25 @@ impl NudState {
     }
 }
 
+/// A route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// True if the route was removed. Of an IPv6 route with several next hops, only those that are named here may be
+    /// removed.
+    pub removed: bool,
+    /// Destination.
+    pub to: IpAddr,
+    /// Prefix length of the destination, in bits.
+    pub len: u8,
+    /// Number of the routing table.
+    pub table: u32,
+    /// Metric. Of several routes to a destination, that with the lowest one is used.
+    pub metric: u32,
+    /// Usable next hops. Routes of other kinds than unicast have none here, and next hops whose packets get further
+    /// headers are left out.
+    pub hops: Vec<RouteHop>,
+}
+
 /// A next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteHop {
@@ -270,7 +291,7 @@ impl Message {
         match kind {
             RTM_NEWLINK | RTM_DELLINK => read_link(kind, body),
             RTM_NEWNEIGH | RTM_DELNEIGH => read_neighbour(kind == RTM_DELNEIGH, body),
-            RTM_NEWROUTE | RTM_DELROUTE => read_route(body),
+            RTM_NEWROUTE | RTM_DELROUTE => read_route(kind == RTM_DELROUTE, body),
             RTM_NEWNEXTHOP | RTM_DELNEXTHOP => read_nexthop(kind == RTM_DELNEXTHOP, body),
             RTM_NEWRULE | RTM_DELRULE => Ok(Some(Self::Routing)),
             _ => Ok(None),
@@ -392,8 +413,7 @@ fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed
     Ok(Some(Message::Nexthop(Nexthop { id, to })))
 }
 
-/// Reads the destination of a route.
-fn read_route(body: &[u8]) -> Result<Option<Message>, Malformed> {
+fn read_route(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> {
     let header: [u8; RTMSG] = *body.first_chunk().ok_or(Malformed)?;
     let (family, len) = (i32::from(header[0]), header[1]);
     let (any, most): (IpAddr, u8) = match family {
@@ -401,21 +421,25 @@ fn read_route(body: &[u8]) -> Result<Option<Message>, Malformed> {
         libc::AF_INET6 => (Ipv6Addr::UNSPECIFIED.into(), 128),
         _ => return Ok(None),
     };
-    let to = match Attributes::after_header(body, RTMSG).find(RTA_DST) {
+    let attributes = Attributes::after_header(body, RTMSG);
+    let to = match attributes.find(RTA_DST) {
         Some(value) => read_address(value).ok_or(Malformed)?,
         None => any,
     };
     if len > most || to.is_ipv4() != any.is_ipv4() {
         return Err(Malformed);
     }
-    Ok(Some(Message::Route(to, len)))
+    let number = |kind| attributes.find(kind).and_then(|value| read_u32(value, 0));
+    let table = number(RTA_TABLE).unwrap_or(header[4].into());
+    let metric = number(RTA_PRIORITY).unwrap_or(0);
+    Ok(Some(Message::Route(Route { removed, to, len, table, metric, hops: read_hops(body)? })))
 }
 
 /// Reads the usable next hops of a route. Those whose packets get further headers are left out.
-pub(super) fn read_hops(kind: u16, body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
+pub(super) fn read_hops(body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
     let header: [u8; RTMSG] = *body.first_chunk().ok_or(Malformed)?;
-    let (route_kind, flags) = (header[7], read_u32(&header, 8).unwrap_or(0));
-    if kind != RTM_NEWROUTE || route_kind != RTN_UNICAST {
+    let (kind, flags) = (header[7], read_u32(&header, 8).unwrap_or(0));
+    if kind != RTN_UNICAST {
         return Ok(Vec::new());
     }
     let attributes = Attributes::after_header(body, RTMSG);
@@ -448,7 +472,7 @@ fn read_hop(index: u32, flags: u8, attributes: Attributes<'_>) -> Result<Option<
     Ok(Some(RouteHop { index, via }))
 }
 
-fn read_address(value: &[u8]) -> Option<IpAddr> {
+pub(super) fn read_address(value: &[u8]) -> Option<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Some(Ipv4Addr::from(octets).into());
     }
@@ -602,26 +626,33 @@ mod tests {
     fn routes_are_read() {
         let body = multipath();
         let to = IpAddr::from([10, 77, 0, 0]);
-        assert_eq!(Message::read(RTM_DELROUTE, &body), Ok(Some(Message::Route(to, 16))));
         let hop = |via: Option<IpAddr>| RouteHop { index: 7, via };
         let via = [Some(IpAddr::from([10, 9, 0, 2])), Some(IpAddr::from([0xfd; 16]))];
-        assert_eq!(read_hops(RTM_NEWROUTE, &body), Ok(via.map(hop).to_vec()));
+        let route = Route { removed: true, to, len: 16, table: 254, metric: 0, hops: via.map(hop).to_vec() };
+        assert_eq!(Message::read(RTM_DELROUTE, &body), Ok(Some(Message::Route(route.clone()))));
+        let mut numbered = body.clone();
+        put(&mut numbered, RTA_TABLE, &4001u32.to_ne_bytes());
+        put(&mut numbered, RTA_PRIORITY, &20u32.to_ne_bytes());
+        let route = Route { removed: false, table: 4001, metric: 20, ..route };
+        assert_eq!(Message::read(RTM_NEWROUTE, &numbered), Ok(Some(Message::Route(route))));
         let mut on_link = rtmsg(libc::AF_INET6, 0, RTN_UNICAST);
-        assert_eq!(Message::read(RTM_NEWROUTE, &on_link), Ok(Some(Message::Route(Ipv6Addr::UNSPECIFIED.into(), 0))));
-        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![]), "no interface");
+        assert_eq!(read_hops(&on_link), Ok(vec![]), "no interface");
         put(&mut on_link, RTA_OIF, &7u32.to_ne_bytes());
-        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![hop(None)]));
+        assert_eq!(read_hops(&on_link), Ok(vec![hop(None)]));
+        let any = Ipv6Addr::UNSPECIFIED.into();
+        let route = Route { removed: false, to: any, len: 0, table: 254, metric: 0, hops: vec![hop(None)] };
+        assert_eq!(Message::read(RTM_NEWROUTE, &on_link), Ok(Some(Message::Route(route))));
         on_link[7] = 6;
-        assert_eq!(read_hops(RTM_NEWROUTE, &on_link), Ok(vec![]), "a black hole");
+        assert_eq!(read_hops(&on_link), Ok(vec![]), "a black hole");
         assert_eq!(Message::read(RTM_NEWRULE, &[]), Ok(Some(Message::Routing)));
         assert_eq!(Message::read(RTM_NEWROUTE, &rtmsg(libc::AF_INET, 33, 1)), Err(Malformed));
         assert_eq!(Message::read(RTM_NEWROUTE, &rtmsg(127, 0, 1)), Ok(None));
         for cut in 0..body.len() {
-            _ = read_hops(RTM_NEWROUTE, &body[..cut]);
+            _ = read_hops(&body[..cut]);
             let mut wrong = body.clone();
             for flip in [0xff, 0x01] {
                 wrong[cut] = body[cut] ^ flip;
-                _ = read_hops(RTM_NEWROUTE, &wrong);
+                _ = read_hops(&wrong);
                 _ = Message::read(RTM_NEWROUTE, &wrong);
             }
         }

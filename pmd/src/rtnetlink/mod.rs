@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 pub use messages::{
-    BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, Nexthop, NexthopTarget, NudState, RouteHop,
+    BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, Nexthop, NexthopTarget, NudState, Route, RouteHop,
     TunnelEntry, Vxlan,
 };
 pub use requests::{Requests, Table};

@@ -1,4 +1,4 @@
-//! Requests: whole tables, devices, entries of bridges, routes to a destination, and neighbours.
+//! Requests: whole tables, devices and their addresses, entries of bridges, routes to a destination, and neighbours.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,14 +6,18 @@ use std::net::IpAddr;
 use super::messages::{
     IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
     IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDMSG, NHMSG,
-    NTF_EXT_LEARNED, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH, RTMSG, read_hops,
+    NTF_EXT_LEARNED, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTMSG, read_address,
+    read_hops,
 };
 use super::{Malformed, Message, Neighbour, RouteHop, Vxlan};
-use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
+use crate::drivers::kernel::common::netlink::{Attributes, Netlink, ifinfomsg, put, read_u32};
 use crate::port::MacAddr;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
 const RTM_GETROUTE: u16 = 26;
 const RTM_GETNEIGH: u16 = 30;
 const RTM_GETNEXTHOP: u16 = 106;
@@ -24,6 +28,7 @@ const CREATE: u16 = 0x600;
 /// `NLM_F_CREATE` and `NLM_F_REPLACE`.
 const CREATE_OR_REPLACE: u16 = 0x500;
 
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
@@ -41,6 +46,13 @@ const NTF_USE: u8 = 0x01;
 const NTF_MASTER: u8 = 0x04;
 const NUD_REACHABLE: u16 = 0x02;
 
+/// Length of `struct ifaddrmsg`.
+const IFADDRMSG: usize = 8;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// `IFA_F_NODAD`: the address is used at once, without a search for others that use it.
+const IFA_F_NODAD: u8 = 0x02;
+
 /// A table of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
@@ -52,6 +64,8 @@ pub enum Table {
     Neighbours,
     /// Nexthop objects. Kernels before Linux 5.3 have none.
     Nexthops,
+    /// The routes of all tables.
+    Routes,
 }
 
 /// A socket for requests.
@@ -84,6 +98,7 @@ impl Requests {
             }
             Table::Neighbours => (RTM_GETNEIGH, vec![0; NDMSG]),
             Table::Nexthops => (RTM_GETNEXTHOP, vec![0; NHMSG]),
+            Table::Routes => (RTM_GETROUTE, vec![0; RTMSG]),
         };
         let dumped = self.netlink.dump(kind, &body, |kind, body| {
             if let Some(message) = Message::read(kind, body).transpose() {
@@ -165,6 +180,57 @@ impl Requests {
         let mut body = ifinfomsg(index, 0, 0);
         put(&mut body, IFLA_MASTER, &bridge.to_ne_bytes());
         self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Sets the Ethernet address of a link.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_mac(&mut self, index: u32, mac: MacAddr) -> io::Result<()> {
+        let mut body = ifinfomsg(index, 0, 0);
+        put(&mut body, IFLA_ADDRESS, &mac.0);
+        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Returns the IP addresses of a link with their prefix lengths, without link-local ones of IPv6.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request.
+    pub fn addresses(&mut self, index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
+        let mut found = Vec::new();
+        self.netlink.dump(RTM_GETADDR, &[0; IFADDRMSG], |kind, body| {
+            let of_link = kind == RTM_NEWADDR && read_u32(body, 4) == Some(index);
+            let attributes = Attributes::after_header(body, IFADDRMSG);
+            // Of an IPv4 address on a link between two hosts, IFA_ADDRESS is that of the other host.
+            let value = attributes.find(IFA_LOCAL).or(attributes.find(IFA_ADDRESS));
+            let address = value.and_then(read_address).filter(|address| match address {
+                IpAddr::V6(address) => !address.is_unicast_link_local(),
+                IpAddr::V4(_) => true,
+            });
+            if let (true, Some(address), Some(&len)) = (of_link, address, body.get(1)) {
+                found.push((address, len));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Gives a link an IP address with a prefix length. Does nothing if it has it.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn add_address(&mut self, index: u32, address: IpAddr, len: u8) -> io::Result<()> {
+        self.netlink.request(RTM_NEWADDR, CREATE_OR_REPLACE, &address_of_link(index, address, len), |_, _| {})
+    }
+
+    /// Takes an IP address from a link, unless it does not have it.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn remove_ip_address(&mut self, index: u32, address: IpAddr, len: u8) -> io::Result<()> {
+        match self.netlink.request(RTM_DELADDR, 0, &address_of_link(index, address, len), |_, _| {}) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV)) => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Sets a link up.
@@ -251,7 +317,11 @@ impl Requests {
         body[8..].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
         put(&mut body, RTA_DST, &octets);
         let mut hops = Ok(Vec::new());
-        let asked = self.netlink.request(RTM_GETROUTE, 0, &body, |kind, body| hops = read_hops(kind, body));
+        let asked = self.netlink.request(RTM_GETROUTE, 0, &body, |kind, body| {
+            if kind == RTM_NEWROUTE {
+                hops = read_hops(body);
+            }
+        });
         match asked {
             Ok(()) => hops.map_err(|Malformed| io::ErrorKind::InvalidData.into()),
             // The errors of missing routes and of routes of the kinds unreachable, prohibit and blackhole.
@@ -311,6 +381,16 @@ fn family_and_octets(address: IpAddr) -> (u8, Vec<u8>) {
         IpAddr::V4(address) => (libc::AF_INET as u8, address.octets().to_vec()),
         IpAddr::V6(address) => (libc::AF_INET6 as u8, address.octets().to_vec()),
     }
+}
+
+/// Returns a `struct ifaddrmsg` for an address of a link, with the address.
+fn address_of_link(index: u32, address: IpAddr, len: u8) -> Vec<u8> {
+    let (family, octets) = family_and_octets(address);
+    let mut body = vec![family, len, IFA_F_NODAD, 0];
+    body.extend_from_slice(&index.to_ne_bytes());
+    put(&mut body, IFA_LOCAL, &octets);
+    put(&mut body, IFA_ADDRESS, &octets);
+    body
 }
 
 /// Returns a `struct ndmsg` for an entry of an ARP or ND table, with its IP address.

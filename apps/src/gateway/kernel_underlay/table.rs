@@ -131,8 +131,8 @@ impl NextHopTable {
             Message::Neighbour(neighbour) if self.interface == Some(neighbour.index) => {
                 self.set_neighbour(neighbour.address, neighbour.state, neighbour.mac);
             }
-            Message::Route(to, len) => {
-                let (first, last) = range(*to, *len);
+            Message::Route(route) => {
+                let (first, last) = range(route.to, route.len);
                 self.due.extend(self.destinations.range(first..=last).map(|(to, _)| *to));
             }
             Message::Routing | Message::Nexthop(_) => self.due = self.destinations.keys().copied().collect(),
@@ -281,7 +281,7 @@ fn range(address: IpAddr, len: u8) -> (IpAddr, IpAddr) {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::rtnetlink::{Link, LinkKind};
+    use wirepath_pmd::rtnetlink::{Link, LinkKind, Route};
 
     use super::*;
 
@@ -298,6 +298,10 @@ mod tests {
     fn link(name: &str, index: u32) -> Message {
         let name = name.to_owned();
         Message::Link(Link { index, name, alias: None, master: None, up: true, kind: LinkKind::Other })
+    }
+
+    fn route(to: &str, len: u8) -> Message {
+        Message::Route(Route { removed: false, to: ip(to), len, table: 254, metric: 0, hops: Vec::new() })
     }
 
     fn neighbour(index: u32, address: &str, state: NudState, mac: Option<MacAddr>) -> Message {
@@ -349,7 +353,7 @@ mod tests {
         assert_eq!(changed(&mut table), found(NeighbourState::Stale, Some(mac(2))));
         table.apply(&neighbour(INTERFACE, "10.9.0.2", NudState::Failed, None));
         assert_eq!(changed(&mut table), found(NeighbourState::Failed, None));
-        table.apply(&Message::Route(ip("10.77.0.0"), 24));
+        table.apply(&route("10.77.0.0", 24));
         assert_eq!(due(&mut table), [to]);
         table.set_route(to, &[]);
         assert_eq!(changed(&mut table), None);
@@ -371,7 +375,7 @@ mod tests {
             ("::", 0, &all[3..]),
             ("fd00:9::", 64, &all[3..]),
         ] {
-            table.apply(&Message::Route(ip(network), len));
+            table.apply(&route(network, len));
             assert_eq!(due(&mut table), expected, "{network}/{len}");
         }
         table.apply(&Message::Routing);
