@@ -379,6 +379,11 @@ impl GatewayControl {
         &self.layout
     }
 
+    /// Returns the Ethernet address of the underlay port. Routers without one of their own have it too.
+    pub fn underlay_mac(&self) -> MacAddr {
+        self.layout.underlay.mac
+    }
+
     /// Returns the configuration.
     pub fn config(&self) -> &GatewayConfig {
         &self.config

@@ -1,4 +1,4 @@
-//! Remotes, addresses and bindings of segments from another control plane, such as a routing daemon that writes the
+//! Remotes, addresses, bindings and routes of segments from another control plane, such as a routing daemon that writes the
 //! kernel's tables.
 //!
 //! The remotes of a segment are those of its flood list and those that an address is behind. They are merged into the
@@ -17,6 +17,7 @@ use super::control::GatewayControl;
 use super::tables::Destination;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
+use crate::route::NetworkPrefix;
 use crate::table::Key;
 
 /// A change of the remotes takes at most this share of the control thread's time: one part in this number.
@@ -33,17 +34,20 @@ pub struct ExternalChanges {
     pub macs: HashMap<(u32, MacAddr), Option<IpAddr>>,
     /// Ethernet address and router flag of IP addresses; `None`: not known any more.
     pub bindings: HashMap<(u32, IpAddr), Option<(MacAddr, bool)>>,
+    /// Ethernet addresses of the routers behind VTEPs to which the routes of the segment's VRF lead; empty: there is no
+    /// route any more.
+    pub routes: HashMap<(u32, NetworkPrefix), Vec<MacAddr>>,
 }
 
 impl ExternalChanges {
     /// Returns whether there are no changes.
     pub fn is_empty(&self) -> bool {
-        self.flood.is_empty() && self.macs.is_empty() && self.bindings.is_empty()
+        self.flood.is_empty() && self.macs.is_empty() && self.bindings.is_empty() && self.routes.is_empty()
     }
 
     /// Number of changes.
     pub fn len(&self) -> usize {
-        self.flood.len() + self.macs.len() + self.bindings.len()
+        self.flood.len() + self.macs.len() + self.bindings.len() + self.routes.len()
     }
 
     /// Adds later changes.
@@ -51,6 +55,7 @@ impl ExternalChanges {
         self.flood.extend(later.flood);
         self.macs.extend(later.macs);
         self.bindings.extend(later.bindings);
+        self.routes.extend(later.routes);
     }
 
     /// Removes the changes of VNIs for which `keep` is false.
@@ -58,6 +63,7 @@ impl ExternalChanges {
         self.flood.retain(|(vni, _), _| keep(*vni));
         self.macs.retain(|(vni, _), _| keep(*vni));
         self.bindings.retain(|(vni, _), _| keep(*vni));
+        self.routes.retain(|(vni, _), _| keep(*vni));
     }
 
     /// Removes and returns at most `limit` changes. Those of flood lists come first.
@@ -68,7 +74,8 @@ impl ExternalChanges {
         let flood = take(&mut self.flood, limit);
         let macs = take(&mut self.macs, limit - flood.len());
         let bindings = take(&mut self.bindings, limit - flood.len() - macs.len());
-        Self { flood, macs, bindings }
+        let routes = take(&mut self.routes, limit - flood.len() - macs.len() - bindings.len());
+        Self { flood, macs, bindings, routes }
     }
 }
 
@@ -101,8 +108,12 @@ pub struct ExternalStats {
     pub macs: usize,
     /// IP addresses.
     pub bindings: usize,
+    /// Routes to routers behind VTEPs.
+    pub routes: usize,
     /// Addresses that found no room, or have a static entry.
     pub refused_macs: u64,
+    /// Routes that found no room.
+    pub refused_routes: u64,
     /// Times that a change of the remotes was refused and tried again later.
     pub refused_changes: u64,
 }
@@ -119,6 +130,7 @@ struct ExternalSegment {
     remotes: BTreeMap<IpAddr, ExternalRemote>,
     macs: HashMap<MacAddr, IpAddr>,
     bindings: HashMap<IpAddr, (MacAddr, bool)>,
+    routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
 }
 
 impl ExternalSegment {
@@ -175,6 +187,7 @@ pub(super) struct External {
     /// Index of each remote.
     indices: HashMap<(u32, IpAddr), u32>,
     refused_macs: u64,
+    refused_routes: u64,
     refused_changes: u64,
 }
 
@@ -234,6 +247,14 @@ impl GatewayControl {
         for (vni, mac) in macs {
             self.place_external(vni, mac, seconds);
         }
+        for ((vni, to), routers) in changes.routes {
+            let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
+            match routers.is_empty() {
+                true => _ = segment.routes.remove(&to),
+                false => _ = segment.routes.insert(to, routers.clone()),
+            }
+            self.place_routes(vni, [(to, routers)], seconds);
+        }
     }
 
     /// Puts changed remotes in force, unless the last change was too short ago. Call this in each tick.
@@ -291,8 +312,12 @@ impl GatewayControl {
     /// Puts the addresses and bindings of all segments in force again, after a change by an operator.
     pub(super) fn place_all_external(&mut self, seconds: u32) {
         let vnis: Vec<u32> = self.external.segments.keys().copied().collect();
+        let valid: HashSet<u16> = vnis.iter().filter_map(|vni| self.index_of_vni(*vni)).collect();
+        self.router.retain_external(|segment| valid.contains(&segment), seconds);
         for vni in vnis {
             self.place_segment(vni, seconds);
+            let routes = self.external.segments.get(&vni).map(|segment| segment.routes.clone());
+            self.place_routes(vni, routes.into_iter().flatten(), seconds);
             let bindings = self.external.segments.get(&vni).map(|segment| segment.bindings.clone());
             for (ip, host) in bindings.into_iter().flatten() {
                 self.place_binding(vni, ip, Some(host));
@@ -324,6 +349,18 @@ impl GatewayControl {
         }
     }
 
+    /// Brings routes to routers of a segment up to date.
+    fn place_routes(
+        &mut self,
+        vni: u32,
+        routes: impl IntoIterator<Item = (NetworkPrefix, Vec<MacAddr>)>,
+        seconds: u32,
+    ) {
+        if let Some(index) = self.index_of_vni(vni) {
+            self.external.refused_routes += self.router.set_external(index, routes, seconds);
+        }
+    }
+
     fn place_binding(&mut self, vni: u32, ip: IpAddr, host: Option<(MacAddr, bool)>) {
         let Some(index) = self.index_of_vni(vni) else { return };
         let suppresses = self.segment_config(index).is_some_and(|segment| segment.suppression.enabled);
@@ -334,6 +371,18 @@ impl GatewayControl {
             Some(_) => {}
             None => self.bindings.remove(index, ip, BindingOrigin::External),
         }
+    }
+
+    /// Returns the addresses behind remotes that BFD keeps out, in segments with routes to routers.
+    pub(super) fn lost_external_routers(&self) -> Vec<(u16, MacAddr)> {
+        let Self { external, bfd, .. } = self;
+        let is_lost = |vni: u32, vtep: &IpAddr| external.indices.get(&(vni, *vtep)).is_some_and(|it| bfd.is_lost(*it));
+        let mut lost = Vec::new();
+        for (vni, segment) in external.segments.iter().filter(|(_, segment)| !segment.routes.is_empty()) {
+            let Some(index) = self.index_of_vni(*vni) else { continue };
+            lost.extend(segment.macs.iter().filter(|(_, vtep)| is_lost(*vni, vtep)).map(|(mac, _)| (index, *mac)));
+        }
+        lost
     }
 
     /// Returns the index of the segment with this VNI whose remotes come from the kernel.
@@ -358,12 +407,14 @@ impl GatewayControl {
 
     /// Returns the figures of the entries from another control plane.
     pub fn external_stats(&self) -> ExternalStats {
-        let External { segments, refused_macs, refused_changes, .. } = &self.external;
+        let External { segments, refused_macs, refused_routes, refused_changes, .. } = &self.external;
         ExternalStats {
             remotes: segments.values().map(|segment| segment.remotes.len()).sum(),
             macs: self.fdb.externals(),
             bindings: segments.values().map(|segment| segment.bindings.len()).sum(),
+            routes: segments.values().map(|segment| segment.routes.len()).sum(),
             refused_macs: *refused_macs,
+            refused_routes: *refused_routes,
             refused_changes: *refused_changes,
         }
     }
@@ -415,16 +466,17 @@ mod tests {
         later.flood.insert((1, vtep(2)), true);
         later.macs.extend((1..9).map(|n| ((1, mac(n)), None)));
         later.bindings.insert((1, vtep(9)), None);
+        later.routes.insert((1, NetworkPrefix::new(vtep(0), 24).unwrap()), vec![mac(1)]);
         changes.merge(later);
-        assert_eq!(changes.len(), 10);
+        assert_eq!(changes.len(), 11);
         let mut all = changes.take(4);
         assert_eq!((all.flood.len(), all.macs.len(), all.bindings.len()), (1, 3, 0));
-        for expected in [4, 2, 0] {
+        for expected in [4, 3, 0] {
             let part = changes.take(4);
             assert_eq!(part.len(), expected);
             all.merge(part);
         }
-        assert!(changes.is_empty() && all.len() == 10);
+        assert!(changes.is_empty() && all.len() == 11 && all.routes.len() == 1);
         assert_eq!(all.macs[&(1, mac(1))], None, "the later change");
         all.macs.insert((2, mac(1)), None);
         all.retain(|vni| vni == 2);

@@ -51,7 +51,7 @@ pub const PARTS: [Part; 14] = [
         passed: Passed::Anew("the configuration has them"),
     },
     Part {
-        name: "addresses, remotes and bindings of a routing daemon",
+        name: "addresses, remotes, bindings and routes of a routing daemon",
         passed: Passed::Anew("the kernel's tables have them, and may have changed"),
     },
     Part {

@@ -8,8 +8,8 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::registry::{Filter, Listing, Registry};
 use wirepath_pipeline::route::NetworkPrefix;
-use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
+use wirepath_pipeline::tunnel::{ExternalChanges, GatewayConfig};
 use wirepath_settings::Source;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::checksum_offload::ChecksumSpan;
@@ -482,6 +482,93 @@ fn symmetric_irb() {
     lab.send(WAN, &tunnelled(900, &datagram(B, FAR_ROUTER, "10.3.0.5", "10.1.0.10", 63, 50)));
     assert_eq!(hosts.settle(&mut lab), []);
     assert_eq!(lab.dropped(DropReason::NoDestination), 1);
+}
+
+/// Changes of the routes of VNI 900 from another control plane.
+fn routes(changes: &[(&str, &[MacAddr])]) -> ExternalChanges {
+    let route = |(to, routers): &(&str, &[MacAddr])| ((900, to.parse().unwrap()), routers.to_vec());
+    ExternalChanges { routes: changes.iter().map(route).collect(), ..ExternalChanges::default() }
+}
+
+#[test]
+fn routes_of_another_control_plane() {
+    const OTHER_ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 9, 8]);
+    let with = |routes: &str| {
+        format!(
+            "{UNDERLAY}{TWO}[[segment]]\nname = 'transit'\nvni = 900\nvrf = 'default'\ncontrol = 'kernel'\n\
+             [[vrf]]\nname = 'default'\nroutes = [{routes}]\n"
+        )
+    };
+    let names = ["wan", "lan", "lan2"];
+    let (mut lab, mut hosts) = (Lab::with_ports(&with(""), &names).with_peer(), Hosts::two());
+    hosts.settle(&mut lab);
+    let change = |lab: &mut Lab, changes| {
+        let Lab { stepped, control, .. } = lab;
+        stepped.with_plane(|plane| control.apply_external(changes, plane.ports(), plane.seconds()));
+    };
+    let shown = |lab: &mut Lab| -> Vec<(Value, Value, Value)> {
+        let rows = lab.rows("routes").into_iter().filter(|row| row[2] == "kernel");
+        rows.map(|row| (row[1].clone(), row[3].clone(), row[4].clone())).collect()
+    };
+    let mut behind = ExternalChanges::default();
+    behind.macs.extend([FAR_ROUTER, OTHER_ROUTER].map(|mac| ((900, mac), Some(ip("10.9.0.2")))));
+    behind.merge(routes(&[("10.3.0.0/16", &[FAR_ROUTER]), ("10.2.0.77/32", &[FAR_ROUTER])]));
+    change(&mut lab, behind);
+    hosts.settle(&mut lab);
+    let to = |lab: &mut Lab, hosts: &mut Hosts, dst: &str| {
+        lab.send(LAN, &datagram(US, A, "10.1.0.10", dst, 64, 50));
+        hosts.settle(lab)
+    };
+    // A network, and a host of a connected network, which is behind a tunnel too.
+    for dst in ["10.3.0.5", "10.2.0.77"] {
+        let sent = to(&mut lab, &mut hosts, dst);
+        assert_eq!((sent.len(), sent[0].0), (1, WAN), "{dst}: {:?}", lab.stepped.drops());
+        assert_eq!(parse(&sent[0].1).unwrap().vni(), Vni::new(900));
+        assert!(sent[0].1.ends_with(&datagram(FAR_ROUTER, US, "10.1.0.10", dst, 63, 50)));
+    }
+    lab.send(WAN, &tunnelled(900, &datagram(US, FAR_ROUTER, "10.3.0.5", "10.1.0.10", 63, 50)));
+    assert_eq!(hosts.settle(&mut lab), [(LAN, datagram(A, US, "10.3.0.5", "10.1.0.10", 62, 50))]);
+    let via = format!("{FAR_ROUTER} in segment transit");
+    let row = |to: &str| (to.into(), via.clone().into(), "ready".into());
+    assert_eq!(shown(&mut lab), [row("10.2.0.77/32"), row("10.3.0.0/16")]);
+    // A neighbour of the network, which has a host route, moves behind the tunnel and back.
+    assert_eq!(to(&mut lab, &mut hosts, "10.2.0.10")[0].0, LAN2);
+    change(&mut lab, routes(&[("10.2.0.10/32", &[FAR_ROUTER])]));
+    assert_eq!(to(&mut lab, &mut hosts, "10.2.0.10")[0].0, WAN);
+    change(&mut lab, routes(&[("10.2.0.10/32", &[]), ("10.2.0.77/32", &[])]));
+    assert_eq!(to(&mut lab, &mut hosts, "10.2.0.10")[0].0, LAN2);
+    assert_eq!(shown(&mut lab), [row("10.3.0.0/16")]);
+    // Two routers share the flows.
+    change(&mut lab, routes(&[("10.3.0.0/16", &[OTHER_ROUTER, FAR_ROUTER])]));
+    let mut shares = HashMap::new();
+    for n in 0..200 {
+        let sent = to(&mut lab, &mut hosts, &format!("10.3.1.{}", n + 1));
+        *shares.entry(sent[0].1[50..56].to_vec()).or_insert(0) += 1;
+    }
+    assert!(shares.len() == 2 && shares.values().all(|n| *n > 60), "{shares:?}");
+    // A route of the configuration counts more, and the other one returns after it.
+    let configure = |lab: &mut Lab, text: &str| {
+        let source = Source::new("test", text.to_owned());
+        let config = source.parse().unwrap().read(|root| GatewayConfig::read(root, &names)).unwrap();
+        let Lab { stepped, control, .. } = lab;
+        stepped.with_plane(|plane| {
+            let change = control.prepare(config, plane.seconds()).unwrap();
+            control.reconfigure(change, plane.ports(), plane.seconds());
+        });
+    };
+    configure(&mut lab, &with("{ to = '10.3.0.0/16', discard = 'blackhole' }"));
+    assert_eq!((to(&mut lab, &mut hosts, "10.3.0.5"), shown(&mut lab)), (vec![], vec![]));
+    change(&mut lab, routes(&[("10.3.0.0/16", &[FAR_ROUTER])]));
+    assert_eq!((to(&mut lab, &mut hosts, "10.3.0.5"), shown(&mut lab)), (vec![], vec![]));
+    configure(&mut lab, &with(""));
+    assert_eq!((to(&mut lab, &mut hosts, "10.3.0.5")[0].0, shown(&mut lab)), (WAN, vec![row("10.3.0.0/16")]));
+    // The routes go with the segment, and its number can return without them.
+    configure(&mut lab, &format!("{UNDERLAY}{TWO}"));
+    assert_eq!(shown(&mut lab), []);
+    configure(&mut lab, &with(""));
+    assert_eq!(shown(&mut lab), []);
+    lab.send(LAN, &datagram(US, A, "10.1.0.10", "10.3.0.5", 64, 50));
+    assert_eq!(icmp(&hosts.settle(&mut lab)[0].1), (3, 0, ip("10.1.0.1")), "network unreachable");
 }
 
 #[test]

@@ -325,6 +325,11 @@ impl BfdControl {
         }
     }
 
+    /// Returns whether a remote is out and has no substitute.
+    pub(in crate::tunnel) fn is_lost(&self, remote: u32) -> bool {
+        self.out.contains_key(&remote) && !self.substitutes.contains_key(&remote)
+    }
+
     /// Returns the routers behind remotes that are out: segment and Ethernet address.
     pub(in crate::tunnel) fn lost_routers(&self, config: &GatewayConfig, places: &Places) -> HashSet<(u16, MacAddr)> {
         if self.out.is_empty() {
@@ -334,8 +339,7 @@ impl BfdControl {
             HopConfig::Router { segment, remote, mac } => {
                 let place = places.segments.get(segment)?;
                 let index = place.remotes.get(remote)?;
-                let is_lost = self.out.contains_key(index) && !self.substitutes.contains_key(index);
-                is_lost.then_some((place.index, mac))
+                self.is_lost(*index).then_some((place.index, mac))
             }
             HopConfig::Neighbour { .. } => None,
         };
@@ -617,7 +621,8 @@ impl GatewayControl {
                 _ => false,
             });
         }
-        let lost = self.bfd.lost_routers(&self.config, &self.places);
+        let mut lost = self.bfd.lost_routers(&self.config, &self.places);
+        lost.extend(self.lost_external_routers());
         self.router.set_lost_routers(lost);
     }
 }

@@ -10,7 +10,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::PortId;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tunnels};
 
-use super::config::{HopConfig, RouteTarget};
+use super::config::{HopConfig, MAX_NEXT_HOPS, RouteTarget};
 use super::tables::{Hop, Hops, RouterTag, Unresolved};
 use crate::ControlPlane;
 use crate::epoch::{Domain, Shared};
@@ -75,6 +75,15 @@ struct HopState {
     members: Vec<GroupMember>,
 }
 
+/// A route from another control plane.
+#[derive(Debug)]
+struct ExternalRoute {
+    segment: u16,
+    spec: HopSpec,
+    /// Index of the hop if the route is installed.
+    hop: Option<u32>,
+}
+
 /// The router of a segment.
 #[derive(Debug)]
 struct SegmentRouter {
@@ -124,6 +133,9 @@ pub(in crate::tunnel) struct RouterControl {
     tunnels: HashMap<u16, String>,
     /// Routes of the configuration, with their hops.
     installed: HashMap<(u16, NetworkPrefix), (HopSpec, u32)>,
+    /// Routes from another control plane: the segment with the routers, and what is installed. A route of the
+    /// configuration takes the place of one of these, which is then not installed.
+    external: HashMap<(u16, NetworkPrefix), ExternalRoute>,
     /// Host routes of resolved neighbours: VRF and address, with the segment and the hop.
     learned: HashMap<(u16, IpAddr), (u16, u32)>,
     /// Neighbours that do not reply, each with the time at which it is forgotten.
@@ -156,6 +168,7 @@ impl RouterControl {
             segments: BTreeMap::new(),
             tunnels: HashMap::new(),
             installed: HashMap::new(),
+            external: HashMap::new(),
             learned: HashMap::new(),
             failed: VecDeque::new(),
             unresolved: VecDeque::new(),
@@ -218,6 +231,7 @@ impl RouterControl {
             if let Some((_, hop)) = self.installed.remove(&key) {
                 self.writer.remove(key.0, key.1);
                 self.release(hop, now);
+                self.put_external(key, now);
             }
         }
         for (key, spec) in desired {
@@ -240,21 +254,96 @@ impl RouterControl {
             if let Some((_, old)) = self.installed.insert(key, (spec, hop)) {
                 self.release(old, now);
             }
-            // A static route takes the place of a learned one.
-            let host = NetworkPrefix::new(key.1.address(), if key.1.is_ipv6() { 128 } else { 32 });
-            if host == Some(key.1)
-                && let Some((segment, hop)) = self.learned.remove(&(key.0, key.1.address()))
-            {
+            if let Some(hop) = self.external.get_mut(&key).and_then(|route| route.hop.take()) {
                 self.release(hop, now);
-                let spec = HopSpec::Neighbour(segment, key.1.address());
-                if !self.by_spec.contains_key(&spec)
-                    && let Some(router) = self.segments.get_mut(&segment)
-                {
-                    router.neighbours.forget(key.1.address());
-                }
             }
+            self.replace_learned(key, now);
         }
         self.publish();
+    }
+
+    /// Removes the host route of a neighbour of which another route takes the place.
+    fn replace_learned(&mut self, (vrf, to): (u16, NetworkPrefix), now: u32) {
+        if host_prefix(to.address()) != Some(to) {
+            return;
+        }
+        let Some((segment, hop)) = self.learned.remove(&(vrf, to.address())) else { return };
+        self.release(hop, now);
+        let spec = HopSpec::Neighbour(segment, to.address());
+        if !self.by_spec.contains_key(&spec)
+            && let Some(router) = self.segments.get_mut(&segment)
+        {
+            router.neighbours.forget(to.address());
+        }
+    }
+
+    /// Sets the routes from another control plane that lead to routers in a segment: destinations with the Ethernet
+    /// addresses of the routers, which are none for a route that went. Returns how many found no room.
+    pub(in crate::tunnel) fn set_external(
+        &mut self,
+        segment: u16,
+        routes: impl IntoIterator<Item = (NetworkPrefix, Vec<MacAddr>)>,
+        now: u32,
+    ) -> u64 {
+        let Some(vrf) = self.segments.get(&segment).map(|router| router.vrf) else { return 0 };
+        let mut refused = 0;
+        for (to, routers) in routes {
+            let key = (vrf, to);
+            let Some(spec) = routers_spec(segment, &routers) else {
+                if self.external.get(&key).is_some_and(|route| route.segment == segment) {
+                    self.remove_external(key, now);
+                }
+                continue;
+            };
+            match self.external.get_mut(&key) {
+                Some(known) if known.spec == spec && known.hop.is_some() => continue,
+                Some(known) => (known.segment, known.spec) = (segment, spec),
+                None => _ = self.external.insert(key, ExternalRoute { segment, spec, hop: None }),
+            }
+            refused += u64::from(!self.put_external(key, now));
+        }
+        self.publish();
+        refused
+    }
+
+    /// Removes the routes from another control plane whose VRF or segment is not one of these any more.
+    pub(in crate::tunnel) fn retain_external(&mut self, is_valid: impl Fn(u16) -> bool, now: u32) {
+        let segments = &self.segments;
+        let is_lost = |(vrf, _): &(u16, NetworkPrefix), route: &ExternalRoute| {
+            !is_valid(route.segment) || segments.get(&route.segment).is_none_or(|router| router.vrf != *vrf)
+        };
+        let lost: Vec<_> =
+            self.external.iter().filter(|(key, route)| is_lost(key, route)).map(|(key, _)| *key).collect();
+        lost.into_iter().for_each(|key| self.remove_external(key, now));
+        self.publish();
+    }
+
+    fn remove_external(&mut self, key: (u16, NetworkPrefix), now: u32) {
+        let Some(hop) = self.external.remove(&key).and_then(|route| route.hop) else { return };
+        self.writer.remove(key.0, key.1);
+        self.release(hop, now);
+    }
+
+    /// Installs a route from another control plane, unless the configuration has one. Returns false if there is no room.
+    fn put_external(&mut self, key: (u16, NetworkPrefix), now: u32) -> bool {
+        let Some(route) = self.external.get(&key).filter(|_| !self.installed.contains_key(&key)) else { return true };
+        let (spec, old) = (route.spec.clone(), route.hop);
+        // The members that the old and the new group share keep their flows.
+        let Some(hop) = self.acquire_like(&spec, old, now) else { return false };
+        // The hops must be there before a route refers to them.
+        self.publish();
+        if self.writer.insert(key.0, key.1, hop).is_err() {
+            self.release(hop, now);
+            return false;
+        }
+        if let Some(route) = self.external.get_mut(&key) {
+            route.hop = Some(hop);
+        }
+        if let Some(old) = old {
+            self.release(old, now);
+        }
+        self.replace_learned(key, now);
+        true
     }
 
     /// Brings the routers of the segments up to date.
@@ -322,8 +411,10 @@ impl RouterControl {
     /// Removes the host route of a neighbour, and the neighbour if no route uses it.
     fn forget(&mut self, vrf: u16, ip: IpAddr, now: u32) {
         let Some((segment, hop)) = self.learned.remove(&(vrf, ip)) else { return };
+        let is_other =
+            |key| self.installed.contains_key(key) || self.external.get(key).is_some_and(|it| it.hop.is_some());
         if let Some(prefix) = host_prefix(ip)
-            && !self.installed.contains_key(&(vrf, prefix))
+            && !is_other(&(vrf, prefix))
         {
             self.writer.remove(vrf, prefix);
         }
@@ -682,7 +773,8 @@ impl RouterControl {
 
     /// Number of routes.
     pub(in crate::tunnel) fn len(&self) -> usize {
-        self.installed.len() + self.learned.len()
+        let external = self.external.values().filter(|route| route.hop.is_some()).count();
+        self.installed.len() + external + self.learned.len()
     }
 
     /// Returns the name of each VRF by its number.
@@ -719,6 +811,7 @@ impl RouterControl {
             Some(HopSpec::Fixed(FixedHop::Connected(_) | FixedHop::NotUnicast)) => "connected",
             Some(HopSpec::Fixed(FixedHop::Local)) => "local",
             _ if self.installed.contains_key(&(vrf, to)) => "configured",
+            _ if self.external.contains_key(&(vrf, to)) => "kernel",
             _ => "neighbour",
         };
         RouteRow {
@@ -757,6 +850,16 @@ fn is_neighbour(router: &SegmentRouter, ip: IpAddr) -> bool {
     let addresses = &router.neighbours.addresses().addresses;
     let has = |prefix: &Prefix| prefix.contains(ip) && prefix.address != ip && !prefix.is_reserved(ip);
     addresses.iter().any(has) && addresses.iter().all(|prefix| prefix.address != ip)
+}
+
+/// Returns the meaning of routes to these routers in a segment; `None` without routers.
+fn routers_spec(segment: u16, routers: &[MacAddr]) -> Option<HopSpec> {
+    let router = |mac: &MacAddr| HopSpec::Fixed(FixedHop::Router(segment, *mac));
+    match routers {
+        [] => None,
+        [only] => Some(router(only)),
+        many => Some(HopSpec::Group(many.iter().take(MAX_NEXT_HOPS).map(|mac| (router(mac), 1)).collect())),
+    }
 }
 
 /// Returns the prefix of a single address.
