@@ -72,7 +72,7 @@ impl GatewayMonitor {
         if let Some(port) = plane.ports().get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
             self.underlay = Some(KernelUnderlay::start(&port.capabilities.device, plane.waker())?);
         }
-        let segments = evpn::segments(self.gateway.config());
+        let segments = evpn::segments(self.gateway.config(), self.gateway.underlay_mac());
         if !segments.is_empty() {
             self.evpn = Some(Evpn::start(segments, plane.waker())?);
         }
@@ -122,7 +122,7 @@ impl GatewayMonitor {
     /// # Errors
     /// If there is no room for a thread.
     pub(super) fn update_evpn(&mut self, plane: &ControlPlane) -> Result<(), Failure> {
-        let segments = evpn::segments(self.gateway.config());
+        let segments = evpn::segments(self.gateway.config(), self.gateway.underlay_mac());
         match &mut self.evpn {
             Some(evpn) => evpn.set_segments(segments),
             None if segments.is_empty() => {}
@@ -162,7 +162,7 @@ impl GatewayMonitor {
 /// Returns the capabilities that the exchange with the kernel's tables needs. It begins when the program has given up
 /// all others.
 fn exchange_privileges(config: &GatewayConfig) -> CapabilitySet {
-    let is_needed = kernel_underlay::is_needed(config) || !evpn::segments(config).is_empty();
+    let is_needed = kernel_underlay::is_needed(config) || evpn::is_needed(config);
     if is_needed { CapabilitySet::NET_ADMIN } else { CapabilitySet::empty() }
 }
 

@@ -6,7 +6,8 @@
 //!                  └─ wpac42 (veth)                   addresses behind local ports
 //! ```
 //!
-//! The kernel forwards nothing between them. A VXLAN device with the VNI that exists already is used instead, and its
+//! The kernel forwards nothing between them. If the segment has a router, the bridge has its addresses, so that the
+//! daemon knows the router and its networks. A VXLAN device with the VNI that exists already is used instead, and its
 //! bridge. The alias of a device tells whether the gateway made it, also after a crash.
 
 use std::collections::HashMap;
@@ -14,6 +15,7 @@ use std::io;
 use std::net::IpAddr;
 
 use wirepath_pmd::rtnetlink::{Link, LinkKind, Message, Requests, Table, Vxlan};
+use wirepath_wire::MacAddr;
 
 /// Alias of the devices that the gateway made.
 const ALIAS: &str = "made by tunnel-gateway";
@@ -31,6 +33,19 @@ pub(in crate::gateway) struct EvpnSegment {
     pub(in crate::gateway) udp_port: u16,
     /// Seconds from the last frame of an address to its withdrawal; 0: never.
     pub(in crate::gateway) ageing: u32,
+    /// Router of the segment, which the bridge stands for.
+    pub(in crate::gateway) router: Option<EvpnRouter>,
+}
+
+/// Properties of a segment's router for the bridge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::gateway) struct EvpnRouter {
+    /// Ethernet address, which the routing daemon advertises as that of the router.
+    pub(in crate::gateway) mac: MacAddr,
+    /// Name of the VRF; `None`: the default one.
+    pub(in crate::gateway) vrf: Option<String>,
+    /// IP addresses with their prefix lengths. Their networks are connected routes of the kernel.
+    pub(in crate::gateway) addresses: Vec<(IpAddr, u8)>,
 }
 
 /// Names of the devices of a segment.
@@ -192,7 +207,45 @@ fn configure(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> i
     if let Some(peer) = links.named(&names.peer) {
         up(requests, peer)?;
     }
+    if is_own(bridge) {
+        configure_router(requests, links, segment, bridge)?;
+    }
     up(requests, bridge)
+}
+
+/// Makes the bridge the kernel's interface of the segment's router: in the same VRF, with the same addresses.
+fn configure_router(requests: &mut Requests, links: &Links, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
+    let (name, index) = (&bridge.name, bridge.index);
+    if let Some(router) = &segment.router {
+        requests.set_mac(index, router.mac).map_err(failed("set the Ethernet address of", name))?;
+        // The interface loses its IPv6 addresses when it enters a VRF.
+        match &router.vrf {
+            Some(vrf) => match links.named(vrf) {
+                Some(device) if bridge.master != Some(device.index) => {
+                    requests.set_master(index, device.index).map_err(failed("put into the VRF device", name))?;
+                }
+                Some(_) => {}
+                None => tracing::warn!(
+                    "the kernel has no VRF device {vrf}; create it (ip link add {vrf} type vrf table N), so that the \
+                     routing daemon sees segment {} in that VRF",
+                    segment.name
+                ),
+            },
+            None if bridge.master.is_some() => {
+                requests.set_master(index, 0).map_err(failed("take out of its VRF device", name))?;
+            }
+            None => {}
+        }
+    }
+    let wanted = segment.router.as_ref().map(|router| router.addresses.as_slice()).unwrap_or_default();
+    let present = requests.addresses(index).map_err(failed("read the addresses of", name))?;
+    for (address, len) in present.iter().filter(|it| !wanted.contains(it)) {
+        requests.remove_ip_address(index, *address, *len).map_err(failed("remove an address of", name))?;
+    }
+    for (address, len) in wanted.iter().filter(|it| !present.contains(it)) {
+        requests.add_address(index, *address, *len).map_err(failed("give an address to", name))?;
+    }
+    Ok(())
 }
 
 fn up(requests: &mut Requests, link: &Link) -> io::Result<()> {

@@ -8,12 +8,14 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use wirepath_pipeline::route::NetworkPrefix;
 use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pmd::rtnetlink::{
-    BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, TunnelEntry, Vxlan,
+    BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, Route, TunnelEntry, Vxlan,
 };
 use wirepath_wire::MacAddr;
 
+use super::routes::Routes;
 use crate::gateway::exchange;
 
 /// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
@@ -37,6 +39,8 @@ pub(super) struct Counts {
     pub(super) macs: usize,
     /// IP addresses of the bridge's neighbours.
     pub(super) bindings: usize,
+    /// Routes by the bridge to routers behind VTEPs.
+    pub(super) routes: usize,
 }
 
 /// Numbers of messages since the start.
@@ -72,6 +76,8 @@ struct Reported {
     flood: BTreeSet<IpAddr>,
     macs: HashMap<MacAddr, IpAddr>,
     bindings: HashMap<IpAddr, (MacAddr, bool)>,
+    /// Routers of each destination.
+    routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
 }
 
 /// Place of an address in a bridge.
@@ -101,6 +107,7 @@ pub(super) struct Mirror {
     /// Neighbours by interface.
     neighbours: HashMap<u32, HashMap<IpAddr, Seen<Neighbour>>>,
     neighbour_entries: usize,
+    routes: Routes,
     /// Watched VNIs.
     segments: HashMap<u32, Reported>,
     /// VNIs by the index of their VXLAN device.
@@ -163,6 +170,7 @@ impl Mirror {
         };
         let lost: Vec<Neighbour> = self.neighbours.values().flat_map(old).collect();
         lost.into_iter().for_each(|neighbour| self.apply_neighbour(neighbour));
+        self.routes.stale(dump).iter().for_each(|route| self.apply_route(route));
     }
 
     /// Takes a message.
@@ -174,9 +182,10 @@ impl Mirror {
             Message::Fdb(Fdb::Tunnel(entry)) => self.apply_tunnel(*entry),
             Message::Fdb(Fdb::Bridge(entry)) => self.apply_bridge(*entry),
             Message::Neighbour(neighbour) => self.apply_neighbour(*neighbour),
-            // Nobody subscribed to them.
             Message::Nexthop(nexthop) => self.apply_nexthop(nexthop),
-            Message::Route(..) | Message::Routing => {}
+            Message::Route(route) => self.apply_route(route),
+            // Rules concern packets that the kernel forwards.
+            Message::Routing => {}
         }
     }
 
@@ -211,7 +220,7 @@ impl Mirror {
     /// Returns the numbers of entries of a VNI.
     pub(super) fn counts(&self, vni: u32) -> Counts {
         let Some(it) = self.segments.get(&vni) else { return Counts::default() };
-        Counts { flood: it.flood.len(), macs: it.macs.len(), bindings: it.bindings.len() }
+        Counts { flood: it.flood.len(), macs: it.macs.len(), bindings: it.bindings.len(), routes: it.routes.len() }
     }
 
     fn apply_link(&mut self, link: &Link) {
@@ -221,6 +230,9 @@ impl Mirror {
         }
         let new = Seen { value: link.clone(), dump: self.dump };
         let old = self.links.insert(link.index, new);
+        if !link.up {
+            self.remove_routes(link.index);
+        }
         let key = |link: &Link| (link.kind, link.master);
         if old.is_none_or(|old| key(&old.value) != key(link)) {
             self.find_devices();
@@ -238,7 +250,28 @@ impl Mirror {
         }
         self.bridge_entries -= self.bridges.remove(&index).map_or(0, |entries| entries.len());
         self.neighbour_entries -= self.neighbours.remove(&index).map_or(0, |entries| entries.len());
+        self.remove_routes(index);
         self.find_devices();
+    }
+
+    /// Removes the routes by an interface that is gone or down.
+    fn remove_routes(&mut self, index: u32) {
+        let lost = self.routes.remove_interface(index);
+        for vni in self.by_bridge.get(&index).cloned().unwrap_or_default() {
+            lost.iter().for_each(|to| self.report_route(vni, *to));
+        }
+    }
+
+    fn apply_route(&mut self, route: &Route) {
+        let Self { routes, links, dump, .. } = self;
+        let may_be_bridge = |index| links.get(&index).is_none_or(|link| link.value.kind == LinkKind::Bridge);
+        let Some((to, applied)) = routes.apply(route, *dump, may_be_bridge, MAX_ENTRIES) else { return };
+        self.stats.refused += u64::from(applied.refused);
+        for bridge in applied.interfaces {
+            for vni in self.by_bridge.get(&bridge).cloned().unwrap_or_default() {
+                self.report_route(vni, to);
+            }
+        }
     }
 
     fn apply_tunnel(&mut self, entry: TunnelEntry) {
@@ -382,8 +415,10 @@ impl Mirror {
         {
             self.neighbour_entries -= 1;
         }
+        let routes = self.routes.users(index, address);
         for vni in self.by_bridge.get(&index).cloned().unwrap_or_default() {
             self.report_binding(vni, address);
+            routes.iter().for_each(|to| self.report_route(vni, *to));
         }
     }
 
@@ -426,14 +461,17 @@ impl Mirror {
         let Some(reported) = self.segments.get(&vni) else { return };
         let mut macs: HashSet<MacAddr> = reported.macs.keys().copied().collect();
         let mut addresses: HashSet<IpAddr> = reported.bindings.keys().copied().collect();
+        let mut routes: HashSet<NetworkPrefix> = reported.routes.keys().copied().collect();
         if let Some(Devices { vxlan, bridge }) = reported.devices {
             macs.extend(self.tunnels.get(&vxlan).into_iter().flat_map(HashMap::keys));
             let neighbours = bridge.and_then(|bridge| self.neighbours.get(&bridge));
             addresses.extend(neighbours.into_iter().flat_map(HashMap::keys));
+            routes.extend(bridge.into_iter().flat_map(|bridge| self.routes.by_interface(bridge)));
         }
         macs.remove(&MacAddr::ZERO);
         macs.into_iter().for_each(|mac| self.report_mac(vni, mac));
         addresses.into_iter().for_each(|address| self.report_binding(vni, address));
+        routes.into_iter().for_each(|to| self.report_route(vni, to));
     }
 
     fn report_flood(&mut self, vni: u32) {
@@ -492,6 +530,32 @@ impl Mirror {
     }
 }
 
+impl Mirror {
+    /// Reports the routers to which the kernel's route to a destination leads. A next hop without a neighbour entry of
+    /// the daemon is left out, like a route without any other.
+    fn report_route(&mut self, vni: u32, to: NetworkPrefix) {
+        let Some(reported) = self.segments.get_mut(&vni) else { return };
+        let bridge = reported.devices.and_then(|devices| devices.bridge);
+        let router = |bridge: u32, via: IpAddr| {
+            let neighbour = self.neighbours.get(&bridge)?.get(&via)?.value;
+            neighbour.mac.filter(|mac| neighbour.external && mac.is_unicast())
+        };
+        let hops = bridge
+            .into_iter()
+            .flat_map(|bridge| self.routes.next_hops(bridge, to).filter_map(move |via| router(bridge, via)));
+        let mut routers: Vec<MacAddr> = hops.collect();
+        routers.sort_unstable();
+        routers.dedup();
+        let before = match routers.is_empty() {
+            true => reported.routes.remove(&to),
+            false => reported.routes.insert(to, routers.clone()),
+        };
+        if before.unwrap_or_default() != routers {
+            self.changes.routes.insert((vni, to), routers);
+        }
+    }
+}
+
 /// Returns the keys of the entries that were not seen in a dump.
 fn stale<K: Copy, V>(entries: &HashMap<K, Seen<V>>, dump: u32) -> impl Iterator<Item = K> {
     entries.iter().filter(move |(_, entry)| entry.dump != dump).map(|(key, _)| *key)
@@ -524,7 +588,7 @@ fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::rtnetlink::NudState;
+    use wirepath_pmd::rtnetlink::{NudState, RouteHop};
 
     use super::*;
 
@@ -580,7 +644,29 @@ mod tests {
             tunnel(mac(7), 2, false),
             at(ACCESS, mac(7), false),
             neighbour(1, Some(mac(1))),
+            router(2, Some(mac(1))),
+            router(3, Some(mac(2))),
+            route(1, &[2, 3], false),
+            route(2, &[3], false),
         ]
+    }
+
+    /// Returns the neighbour entry of a VTEP, with the Ethernet address of its router.
+    fn router(n: u8, mac: Option<MacAddr>) -> Message {
+        let state = NudState::Fixed;
+        let address = vtep(n);
+        Message::Neighbour(Neighbour { index: BRIDGE, address, state, mac, external: true, is_router: false })
+    }
+
+    fn network(n: u8) -> NetworkPrefix {
+        NetworkPrefix::new([10, n, 0, 0].into(), 16).unwrap()
+    }
+
+    /// Returns a route to a network by these VTEPs.
+    fn route(n: u8, vteps: &[u8], removed: bool) -> Message {
+        let hops = vteps.iter().map(|n| RouteHop { index: BRIDGE, via: Some(vtep(*n)) }).collect();
+        let to = network(n);
+        Message::Route(Route { removed, to: to.address(), len: to.len(), table: 254, metric: 20, hops })
     }
 
     fn watching() -> Mirror {
@@ -595,6 +681,7 @@ mod tests {
         flood: BTreeSet<IpAddr>,
         macs: HashMap<MacAddr, IpAddr>,
         bindings: HashMap<IpAddr, MacAddr>,
+        routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
     }
 
     impl Reader {
@@ -616,6 +703,12 @@ mod tests {
                     None => _ = self.bindings.remove(&ip),
                 }
             }
+            for ((_, to), routers) in changes.routes {
+                match routers.is_empty() {
+                    true => _ = self.routes.remove(&to),
+                    false => _ = self.routes.insert(to, routers),
+                }
+            }
         }
     }
 
@@ -623,7 +716,8 @@ mod tests {
         Reader {
             flood: [vtep(2), vtep(3)].into(),
             macs: [(mac(1), vtep(2)), (mac(2), vtep(3))].into(),
-            bindings: [([192, 0, 2, 1].into(), mac(1))].into(),
+            bindings: [([192, 0, 2, 1].into(), mac(1)), (vtep(2), mac(1)), (vtep(3), mac(2))].into(),
+            routes: [(network(1), vec![mac(1), mac(2)]), (network(2), vec![mac(2)])].into(),
         }
     }
 
@@ -645,8 +739,8 @@ mod tests {
             }
             reader.take(&mut mirror);
             assert_eq!(reader, expected(), "{messages:?}");
-            assert_eq!(mirror.counts(VNI), Counts { flood: 2, macs: 2, bindings: 1 });
-            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 1));
+            assert_eq!(mirror.counts(VNI), Counts { flood: 2, macs: 2, bindings: 3, routes: 2 });
+            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 3));
         }
     }
 
@@ -661,6 +755,7 @@ mod tests {
             let mut former = facts();
             former.extend([tunnel(mac(1), 4, false), tunnel(mac(3), 4, false), tunnel(MacAddr::ZERO, 4, false)]);
             former.extend([at(ACCESS, mac(1), false), at(VXLAN, mac(3), false), neighbour(9, Some(mac(3)))]);
+            former.extend([route(1, &[4], false), route(3, &[2], false), router(3, Some(mac(9)))]);
             former.extend([vxlan_link(77, VNI, None), tunnel(mac(2), 3, true), at(VXLAN, mac(2), true)]);
             random.shuffle(&mut former);
             former.retain(|_| random.bool());
@@ -673,12 +768,44 @@ mod tests {
             mirror.finish();
             reader.take(&mut mirror);
             assert_eq!(reader, expected(), "round {round}: {former:?}");
-            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 1));
+            assert_eq!((mirror.tunnel_entries, mirror.bridge_entries, mirror.neighbour_entries), (5, 3, 3));
             mirror.begin();
             facts().iter().for_each(|message| mirror.apply(message));
             mirror.finish();
             assert!(mirror.changes.is_empty(), "the same dump again changes nothing");
         }
+    }
+
+    #[test]
+    fn routes_follow_their_routers_and_the_bridge() {
+        let (mut mirror, mut reader) = (watching(), Reader::default());
+        facts().iter().for_each(|message| mirror.apply(message));
+        reader.take(&mut mirror);
+        let mut after = |messages: &[Message]| {
+            messages.iter().for_each(|message| mirror.apply(message));
+            reader.take(&mut mirror);
+            [1, 2].map(|n| reader.routes.get(&network(n)).cloned().unwrap_or_default())
+        };
+        assert_eq!(after(&[router(3, Some(mac(3)))]), [vec![mac(1), mac(3)], vec![mac(3)]], "another address");
+        assert_eq!(after(&[router(3, None)]), [vec![mac(1)], vec![]], "a VTEP without router");
+        assert_eq!(after(&[router(3, Some(mac(1)))]), [vec![mac(1)], vec![mac(1)]], "two VTEPs with one router");
+        assert_eq!(after(&[route(1, &[], true)])[0], []);
+        let down = |up| {
+            Message::Link(Link {
+                index: BRIDGE,
+                name: "br".into(),
+                alias: None,
+                master: None,
+                up,
+                kind: LinkKind::Bridge,
+            })
+        };
+        assert_eq!(after(&[down(false)]), [vec![], vec![]], "the kernel removes them without a message");
+        assert_eq!(after(&[down(true), route(2, &[2], false)]), [vec![], vec![mac(1)]]);
+        assert_eq!(after(&[Message::LinkRemoved(VXLAN)]), [vec![], vec![]], "the bridge belongs to no VNI any more");
+        assert_eq!(after(&[vxlan_link(VXLAN, VNI, Some(BRIDGE))]), [vec![], vec![mac(1)]]);
+        assert_eq!(after(&[Message::LinkRemoved(BRIDGE)]), [vec![], vec![]]);
+        assert_eq!(mirror.routes.len(), 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 mod devices;
 mod mirror;
+mod routes;
 mod thread;
 mod writer;
 
@@ -23,12 +24,15 @@ use std::time::Instant;
 
 use wirepath_pipeline::registry::{Column, Row, TableSpec, Unit};
 use wirepath_pipeline::tunnel::config::{GatewayConfig, SegmentControl};
+use wirepath_pipeline::tunnel::router::config::DEFAULT_VRF;
 use wirepath_pipeline::tunnel::{ExternalChanges, GatewayControl};
 use wirepath_pipeline::{ControlPlane, ControlWaker};
+use wirepath_wire::MacAddr;
 
 use wirepath::cli::Failure;
 
 use super::exchange::{Lag, Outbox, lock};
+use devices::EvpnRouter;
 pub(super) use devices::EvpnSegment;
 use thread::{Orders, Shared, Thread};
 
@@ -52,6 +56,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::gauge("flood", Unit::None, "VTEPs in the flood list of the kernel"),
         Column::gauge("macs", Unit::None, "Addresses behind VTEPs in the kernel"),
         Column::gauge("neighbours", Unit::None, "IP addresses behind VTEPs in the kernel"),
+        Column::gauge("routes", Unit::None, "Routes to routers behind VTEPs in the kernel"),
         Column::gauge("remotes", Unit::None, "VTEPs that the gateway uses"),
         Column::gauge("advertised", Unit::None, "Addresses of local ports that the kernel has from the gateway"),
     ],
@@ -73,6 +78,7 @@ static SYNC: TableSpec = TableSpec {
         Column::counter("write_errors", Unit::None, "Writes that the kernel refused"),
         Column::counter("refused", Unit::None, "Addresses for which there was no room, or that are static"),
         Column::counter("applied", Unit::None, "Changes applied to the forwarding tables"),
+        Column::counter("refused_routes", Unit::None, "Routes for which there was no room"),
         Column::gauge("nexthops", Unit::None, "Nexthop objects of forwarding databases in the kernel"),
         Column::gauge("pending", Unit::None, "Changes that wait for the forwarding tables"),
         Column::gauge("waiting", Unit::None, "Local addresses that wait to be written"),
@@ -81,14 +87,24 @@ static SYNC: TableSpec = TableSpec {
     ],
 };
 
-/// Returns the segments whose remotes come from the kernel.
-pub(super) fn segments(config: &GatewayConfig) -> Vec<EvpnSegment> {
+/// Returns whether a segment takes its remotes from the kernel.
+pub(super) fn is_needed(config: &GatewayConfig) -> bool {
+    config.segments.iter().any(|segment| segment.control == SegmentControl::Kernel)
+}
+
+/// Returns the segments whose remotes come from the kernel. `mac` is the Ethernet address of the underlay port.
+pub(super) fn segments(config: &GatewayConfig, mac: MacAddr) -> Vec<EvpnSegment> {
     let of_kernel = config.segments.iter().filter(|segment| segment.control == SegmentControl::Kernel);
     let segment = |it: &wirepath_pipeline::tunnel::config::SegmentConfig| {
         // Daemons advertise IPv4 VTEPs if there are both.
         let local = it.locals.iter().find(|local| local.is_ipv4()).or(it.locals.first()).copied();
         let udp_port = config.underlay.port_of(it.kind).unwrap_or_default();
-        Some(EvpnSegment { name: it.name.clone(), vni: it.vni?, local, udp_port, ageing: it.ageing })
+        let router = it.router.as_ref().map(|router| EvpnRouter {
+            mac: router.mac.unwrap_or(mac),
+            vrf: config.routing.vrfs.get(router.vrf).map(|vrf| vrf.name.clone()).filter(|name| name != DEFAULT_VRF),
+            addresses: router.addresses.iter().map(|prefix| (prefix.address, prefix.len)).collect(),
+        });
+        Some(EvpnSegment { name: it.name.clone(), vni: it.vni?, local, udp_port, ageing: it.ageing, router })
     };
     of_kernel.filter_map(segment).collect()
 }
@@ -102,6 +118,8 @@ pub(super) struct Evpn {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     segments: Vec<EvpnSegment>,
+    /// Ethernet address of the underlay port, which is also that of routers without one of their own.
+    mac: MacAddr,
     /// Changes that the control thread took and did not apply yet.
     pending: ExternalChanges,
     /// Time of the oldest message behind [`Self::pending`].
@@ -161,6 +179,7 @@ impl Evpn {
             shared,
             thread: Some(thread),
             segments,
+            mac: MacAddr::ZERO,
             pending: ExternalChanges::default(),
             since: None,
             applied: 0,
@@ -187,6 +206,10 @@ impl Evpn {
 
     /// Exchanges changes with the thread.
     pub(super) fn tick(&mut self, gateway: &mut GatewayControl, plane: &ControlPlane) {
+        if self.mac != gateway.underlay_mac() {
+            self.mac = gateway.underlay_mac();
+            self.set_segments(segments(gateway.config(), self.mac));
+        }
         if self.pending.is_empty() {
             Outbox { changes: self.pending, since: self.since } = self.shared.take_changes();
         }
@@ -239,6 +262,7 @@ impl Evpn {
                 status.writer.refused.into(),
                 (status.mirror.refused + stats.refused_macs).into(),
                 self.applied.into(),
+                stats.refused_routes.into(),
                 status.nexthops.into(),
                 (self.pending.len() + lock(&self.shared.outbox).changes.len()).into(),
                 status.waiting.into(),
@@ -258,6 +282,7 @@ impl Evpn {
                 it.counts.flood.into(),
                 it.counts.macs.into(),
                 it.counts.bindings.into(),
+                it.counts.routes.into(),
                 gateway.external_counts(segment.vni).0.into(),
                 it.advertised.into(),
             ]

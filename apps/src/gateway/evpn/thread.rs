@@ -83,6 +83,8 @@ pub(super) type Shared = exchange::Shared<Orders, ExternalChanges, Status>;
 pub(super) struct Thread {
     shared: Arc<Shared>,
     subscription: Subscription,
+    /// True if a segment has a router, which needs the kernel's routes.
+    has_routers: bool,
     requests: Requests,
     mirror: Mirror,
     writer: Writer,
@@ -113,6 +115,7 @@ impl Thread {
         Ok(Self {
             shared,
             subscription: Subscription::new(RECEIVE_BUFFER)?,
+            has_routers: false,
             requests: Requests::new()?,
             mirror: Mirror::default(),
             writer: Writer::default(),
@@ -240,6 +243,13 @@ impl Thread {
         self.access.retain(|vni, _| vnis.contains(vni));
         self.sweeps.retain(|vni, _| vnis.contains(vni));
         self.mirror.watch(&vnis);
+        let has_routers = segments.iter().any(|segment| segment.router.is_some());
+        if has_routers && !self.has_routers {
+            // Messages that wait at the former subscription are older than the dump that follows.
+            self.subscription = Subscription::with_routes(RECEIVE_BUFFER)?;
+            self.dump_at = Some(Instant::now());
+        }
+        self.has_routers |= has_routers;
         let removed = old.into_keys().filter(|vni| !vnis.contains(vni));
         devices::remove(&mut self.requests, removed)?;
         devices::ensure(&mut self.requests, &segments)
@@ -290,7 +300,8 @@ impl Thread {
         self.receive_all()?;
         self.mirror.begin();
         let mut complete = true;
-        for table in [Table::Links, Table::Nexthops, Table::Fdb, Table::Neighbours] {
+        let routes = self.has_routers.then_some(Table::Routes);
+        for table in [Table::Links, Table::Nexthops, Table::Fdb, Table::Neighbours].into_iter().chain(routes) {
             let Self { requests, mirror, malformed, .. } = self;
             complete &= requests.dump(table, read_into(mirror, malformed))?;
         }
