@@ -24,10 +24,10 @@ use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings,
 const ZEBRA: &str = "/usr/lib/frr/zebra";
 const BGPD: &str = "/usr/lib/frr/bgpd";
 /// Addresses of the BGP session.
-const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
+pub(crate) const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
 
 /// Zebra and bgpd in a namespace.
-struct Frr<'a> {
+pub(crate) struct Frr<'a> {
     daemons: Daemons<'a>,
     zebra: Option<Background>,
     bgpd: Option<Background>,
@@ -36,12 +36,24 @@ struct Frr<'a> {
 impl<'a> Frr<'a> {
     /// Starts the daemons with an EVPN session from `local` to `peer`.
     fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
+        Self::routing(namespace, local, peer, "", "", "")
+    }
+
+    /// Starts the daemons with lines for zebra, for bgpd, and for the EVPN address family of bgpd.
+    pub(crate) fn routing(
+        namespace: &'a Namespace,
+        local: &str,
+        peer: &str,
+        zebra: &str,
+        bgp: &str,
+        evpn: &str,
+    ) -> Self {
         let text = format!(
             "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
-             neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n \
-             address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n exit-address-family\n"
+             neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n{bgp} \
+             address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n{evpn} exit-address-family\n"
         );
-        let daemons = Daemons::new(namespace, &[("bgpd", &text), ("zebra", "")]);
+        let daemons = Daemons::new(namespace, &[("bgpd", &text), ("zebra", zebra)]);
         let mut frr = Self { daemons, zebra: None, bgpd: None };
         frr.start_zebra();
         frr.start_bgpd();
@@ -60,13 +72,18 @@ impl<'a> Frr<'a> {
         self.zebra.take().expect("a running zebra").kill();
     }
 
-    fn vtysh(&self, command: &str) -> String {
+    /// Runs commands in the same shell.
+    pub(crate) fn vtysh_all(&self, commands: &[&str]) {
+        self.daemons.vtysh(commands).expect();
+    }
+
+    pub(crate) fn vtysh(&self, command: &str) -> String {
         let outcome = self.daemons.vtysh(&[command]);
         format!("{}{}", outcome.stdout, outcome.stderr)
     }
 }
 
-fn is_missing(variant: Variant) -> bool {
+pub(crate) fn is_missing(variant: Variant) -> bool {
     let needs = [Requirement::File(ZEBRA), Requirement::File(BGPD), Requirement::Program("vtysh")];
     for need in needs.into_iter().chain([Requirement::Program("bridge")]) {
         if let Err(why) = need.check() {
@@ -78,15 +95,15 @@ fn is_missing(variant: Variant) -> bool {
 }
 
 /// Namespaces of both leaves and their hosts.
-struct Fabric {
-    world: World,
+pub(crate) struct Fabric {
+    pub(crate) world: World,
     /// Host of the other leaf.
-    far: Namespace,
+    pub(crate) far: Namespace,
 }
 
 impl Fabric {
     /// Creates the namespaces, with a link of its own for BGP.
-    fn new(variant: Variant) -> Self {
+    pub(crate) fn new(variant: Variant) -> Self {
         Self::with(variant, |gateway, leaf| {
             Veth::new((gateway, "bgp"), (leaf, "bgp")).plug();
             for (namespace, address) in [gateway, leaf].into_iter().zip(SPEAKERS) {
@@ -121,11 +138,11 @@ impl Fabric {
         Self { world, far }
     }
 
-    fn leaf(&self) -> &Namespace {
+    pub(crate) fn leaf(&self) -> &Namespace {
         &self.world.remotes[0]
     }
 
-    fn host(&self) -> &Namespace {
+    pub(crate) fn host(&self) -> &Namespace {
         &self.world.hosts[0]
     }
 
@@ -140,10 +157,15 @@ impl Fabric {
 
     /// Starts the gateway with keys of the underlay and of the segment.
     fn gateway_with(&self, underlay: &str, keys: &str) -> Gateway {
-        let segment = format!(
-            "[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\nports = [{{ port = \"lan0\" }}]\n{keys}\n"
-        );
-        let config = format!("[control]\nsocket = 'operators.sock'\n{}{underlay}{segment}", self.world.ports());
+        self.gateway_of(&format!(
+            "{underlay}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\n\
+             ports = [{{ port = \"lan0\" }}]\n{keys}\n"
+        ))
+    }
+
+    /// Starts the gateway with keys of the underlay and tables of segments.
+    pub(crate) fn gateway_of(&self, text: &str) -> Gateway {
+        let config = format!("[control]\nsocket = 'operators.sock'\n{}{text}", self.world.ports());
         let program = self.world.start_with(&config);
         let socket = program.path("operators.sock");
         assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
@@ -158,18 +180,18 @@ impl Fabric {
 }
 
 /// The gateway and its operator.
-struct Gateway {
-    program: Program,
+pub(crate) struct Gateway {
+    pub(crate) program: Program,
 }
 
 impl Gateway {
-    fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
+    pub(crate) fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
         self.program.rows(table)
     }
 
     /// Waits until a table satisfies a condition.
     #[track_caller]
-    fn wait(&self, table: &str, what: &str, is_met: impl Fn(&[Map<String, Value>]) -> bool) {
+    pub(crate) fn wait(&self, table: &str, what: &str, is_met: impl Fn(&[Map<String, Value>]) -> bool) {
         let mut rows = Vec::new();
         let met = eventually(WAIT_LIMIT, || {
             rows = self.rows(table);

@@ -12,6 +12,7 @@ mod address_moves;
 mod bfd;
 mod broadcast;
 mod evpn;
+mod evpn_routing;
 mod floods;
 mod frames;
 mod frr;
@@ -218,6 +219,18 @@ over! {
     evpn_af_xdp_ipv4,
     by("af_xdp", false),
     shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
+}
+
+over! {
+    evpn_routing_af_packet_ipv4,
+    by("af_packet", false),
+    subnets: crate::evpn_routing::subnets_are_routed_both_ways;
+}
+
+over! {
+    evpn_routing_af_xdp_ipv4,
+    by("af_xdp", false),
+    subnets: crate::evpn_routing::subnets_are_routed_both_ways;
 }
 
 /// An underlay whose addresses are the kernel's.

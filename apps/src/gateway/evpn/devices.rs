@@ -243,9 +243,20 @@ fn configure_router(requests: &mut Requests, links: &Links, segment: &EvpnSegmen
         requests.remove_ip_address(index, *address, *len).map_err(failed("remove an address of", name))?;
     }
     for (address, len) in wanted.iter().filter(|it| !present.contains(it)) {
-        requests.add_address(index, *address, *len).map_err(failed("give an address to", name))?;
+        match requests.add_address(index, *address, *len) {
+            Err(error) if address.is_ipv6() && is_without_ipv6(&error) => tracing::warn!(
+                "{name} does not get {address}: IPv6 is off there (sysctl net.ipv6.conf.{name}.disable_ipv6), so the \
+                 routing daemon does not see that network"
+            ),
+            added => added.map_err(failed("give an address to", name))?,
+        }
     }
     Ok(())
+}
+
+/// Returns whether the kernel refused an IPv6 address because IPv6 is off on the interface or altogether.
+fn is_without_ipv6(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
 fn up(requests: &mut Requests, link: &Link) -> io::Result<()> {

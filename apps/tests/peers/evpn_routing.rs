@@ -1,0 +1,199 @@
+//! Symmetric routing between subnets (RFC 9135, RFC 9136): the gateway and a kernel leaf route over an L3VNI, and FRR of
+//! both exchanges the subnets.
+//!
+//! ```text
+//! host0 --- lan0 | gateway: blue, transit | wan --- eth0 | leaf: br4001, br44 | port44 --- beyond
+//! 10.1.0.1/24      10.1.0.254              VNI 4001        10.4.0.254/24                   10.4.0.1/24
+//! ```
+
+use serde_json::Value;
+use wirepath_testlab::{Namespace, Veth, eventually};
+
+use crate::evpn::{Fabric, Frr, Gateway, SPEAKERS, is_missing};
+use crate::tcp::transfer;
+use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
+
+/// VNI of the packets between the routers.
+const L3VNI: u32 = 4001;
+/// VNI of the subnet that only the other leaf has.
+const FAR_VNI: u32 = 44;
+/// Router of the gateway.
+const ROUTER_MAC: &str = "02:00:00:00:40:01";
+/// Networks of both sides, each with the router's address and a host's.
+const NEAR: [[&str; 3]; 2] = [["10.1.0.0/24", "10.1.0.254", "10.1.0.1"], ["fd01::/64", "fd01::fe", "fd01::1"]];
+const FAR: [[&str; 3]; 2] = [["10.4.0.0/24", "10.4.0.254", "10.4.0.1"], ["fd04::/64", "fd04::fe", "fd04::1"]];
+
+/// Returns an address with the prefix length of its network.
+fn with_len([network, address]: [&str; 2]) -> String {
+    let (_, len) = network.split_once('/').expect("a network");
+    format!("{address}/{len}")
+}
+
+/// Gives a host its addresses, and a default route by the router.
+fn plug_host(host: &Namespace, networks: [[&str; 3]; 2]) {
+    host.ipv6("eth0");
+    for [network, router, address] in networks {
+        let own = with_len([network, address]);
+        let nodad = if address.contains(':') { " nodad" } else { "" };
+        if address != host_address(0) {
+            host.ip(&format!("addr add {own} dev eth0{nodad}"));
+        }
+        let family = if address.contains(':') { "-6 " } else { "" };
+        host.ip(&format!("{family}route add default via {router}"));
+    }
+}
+
+/// Makes the other leaf a router with a subnet of its own. Returns the host there.
+fn plug_router(fabric: &Fabric, variant: Variant) -> Namespace {
+    let leaf = fabric.leaf();
+    let local = variant.remote(0);
+    for vni in [L3VNI, FAR_VNI] {
+        leaf.ip(&format!("link add br{vni} type bridge mcast_snooping 0"));
+        leaf.ip(&format!("link add vx{vni} type vxlan id {vni} dstport 4789 local {local} nolearning"));
+        leaf.ip(&format!("link set vx{vni} master br{vni} up"));
+        leaf.run(&["bridge", "link", "set", "dev", &format!("vx{vni}"), "learning", "off", "neigh_suppress", "on"])
+            .expect();
+    }
+    let beyond = fabric.world.lab.namespace("beyond");
+    Veth::new((leaf, "port44"), (&beyond, "eth0")).mtu(fabric.world.inner_mtu()).plug();
+    leaf.ip(&format!("link set port44 master br{FAR_VNI}"));
+    for vni in [L3VNI, FAR_VNI] {
+        leaf.ipv6(&format!("br{vni}"));
+        leaf.ip(&format!("link set br{vni} up"));
+    }
+    for [network, router, _] in FAR {
+        let nodad = if router.contains(':') { " nodad" } else { "" };
+        leaf.ip(&format!("addr add {} dev br{FAR_VNI}{nodad}", with_len([network, router])));
+    }
+    for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+        leaf.run(&["sysctl", "-qw", &format!("{key}=1")]).expect();
+    }
+    plug_host(&beyond, FAR);
+    beyond
+}
+
+/// Starts FRR of a leaf. It advertises these networks.
+fn frr<'a>(namespace: &'a Namespace, local: &str, peer: &str, networks: [[&str; 3]; 2]) -> Frr<'a> {
+    let [v4, v6] = networks.map(|[network, ..]| network);
+    let bgp = format!(
+        " address-family ipv4 unicast\n  network {v4}\n exit-address-family\n \
+         address-family ipv6 unicast\n  network {v6}\n exit-address-family\n"
+    );
+    let evpn = "  advertise ipv4 unicast\n  advertise ipv6 unicast\n";
+    Frr::routing(namespace, local, peer, &format!("vni {L3VNI}\n"), &bgp, evpn)
+}
+
+/// Waits until the gateway has exactly these routes from the kernel.
+#[track_caller]
+fn wait_for_routes(gateway: &Gateway, expected: &[String]) {
+    gateway.wait("routes", &format!("{expected:?}"), |rows| {
+        let of_kernel = rows.iter().filter(|row| row["origin"] == "kernel");
+        let mut found: Vec<&str> = of_kernel.filter_map(|row| row["to"].as_str()).collect();
+        found.sort_unstable();
+        found == expected
+    });
+}
+
+/// Returns the TTLs or hop limits of the echo requests (8 or 128) and replies that a host has received.
+fn hop_limits(frames: &[Vec<u8>], kinds: [u8; 2]) -> Vec<u8> {
+    let of = |frame: &Vec<u8>| match frame.get(12..14)? {
+        [8, 0] if frame.get(23) == Some(&1) && frame.get(34) == Some(&kinds[0]) => frame.get(22).copied(),
+        [0x86, 0xdd] if frame.get(20) == Some(&58) && frame.get(54) == Some(&kinds[1]) => frame.get(21).copied(),
+        _ => None,
+    };
+    frames.iter().filter_map(of).collect()
+}
+
+/// Both leaves route between their subnets: networks and single hosts by type-5 and type-2 routes, IPv4 and IPv6.
+pub(crate) fn subnets_are_routed_both_ways(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::new(variant);
+    let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
+    let beyond = plug_router(&fabric, variant);
+    plug_host(host, NEAR);
+    near.run(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=0"]).expect();
+    let addresses = NEAR.map(|[network, router, _]| format!("\"{}\"", with_len([network, router]))).join(", ");
+    let segment = |name: &str, vni: u32, keys: &str| {
+        format!("[[segment]]\nname = \"{name}\"\nvni = {vni}\ncontrol = \"kernel\"\n{keys}\n")
+    };
+    let blue = format!("ports = [{{ port = \"lan0\" }}]\naddresses = [{addresses}]");
+    let transit = format!("vrf = \"default\"\nrouter_mac = \"{ROUTER_MAC}\"");
+    let gateway = fabric.gateway_of(&(segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)));
+    gateway.wait("evpn", "the devices", |rows| rows.len() == 2 && rows.iter().all(|row| row["state"] == "ready"));
+    // FRR 8.4 lacks the router's address if it learns routes before the L3VNI is up.
+    let daemons = [frr(near, SPEAKERS[0], SPEAKERS[1], NEAR), frr(leaf, SPEAKERS[1], SPEAKERS[0], FAR)];
+
+    // The routers know each other, and the gateway's one has the address of the configuration.
+    let (own, remote) = (variant.vtep().to_string(), variant.remote(0).to_string());
+    let bridge = near.ip(&format!("-o addr show dev wpbr{VNI}"));
+    assert!(NEAR.iter().all(|[_, router, _]| bridge.contains(&format!(" {router}/"))), "{bridge}");
+    let reached = eventually(WAIT_LIMIT, || {
+        let neighbours = leaf.ip(&format!("neigh show dev br{L3VNI}"));
+        neighbours.lines().any(|line| line.contains(&own) && line.contains(ROUTER_MAC))
+    });
+    assert!(reached, "{}", daemons[1].vtysh("show evpn rmac vni all"));
+    for [_, _, address] in FAR {
+        assert!(eventually(WAIT_LIMIT, || pings(host, address, 56, 1)), "{address}: {:?}", gateway.rows("routes"));
+    }
+    // The host of the other leaf has answered the leaf, which advertises its addresses too.
+    let far_router = colons(leaf.mac(&format!("br{L3VNI}")));
+    let all = ["10.4.0.0/24", "10.4.0.1/32", "fd04::/64", "fd04::1/128"].map(str::to_owned);
+    wait_for_routes(&gateway, &all);
+    let via: Value = format!("{far_router} in segment transit").into();
+    let rows = gateway.rows("routes");
+    let mut of_kernel = rows.iter().filter(|row| row["origin"] == "kernel");
+    assert!(of_kernel.all(|row| row["via"] == via && row["vrf"] == "default"), "{rows:?}");
+    gateway.wait("evpn", "the figures", |rows| {
+        let row = rows.iter().find(|row| row["segment"] == "transit").expect("a row");
+        row["routes"] == 4 && row["macs"] == 1 && row["flood"] == 0 && row["remotes"] == 1
+    });
+
+    // Both directions lose nothing, and each router takes one from the TTL.
+    for ([_, _, near_address], [_, _, far_address]) in NEAR.into_iter().zip(FAR) {
+        let (mut at_host, mut at_far) = (host.frames("eth0"), beyond.frames("eth0"));
+        assert!(pings(host, far_address, 56, 50) && pings(&beyond, near_address, 1300, 50), "{far_address}");
+        let bytes = |frames: Vec<wirepath_testlab::Frame>| frames.into_iter().map(|it| it.bytes).collect::<Vec<_>>();
+        let requests = hop_limits(&bytes(at_far.drain()), [8, 128]);
+        let replies = hop_limits(&bytes(at_host.drain()), [0, 129]);
+        assert!(requests.len() >= 50 && requests.iter().all(|ttl| *ttl == 62 || *ttl == 64), "{requests:?}");
+        assert!(requests.iter().filter(|ttl| **ttl == 62).count() >= 50, "{requests:?}");
+        assert!(replies.iter().filter(|ttl| **ttl == 62).count() >= 50, "{replies:?}");
+    }
+    for (from, to, address) in [(host, &beyond, FAR[0][2]), (&beyond, host, NEAR[0][2])] {
+        let (sent, received) = transfer(from, to, address, 8 << 20);
+        assert_eq!((sent, sent.0), (received, 8 << 20));
+    }
+    // The packets carry the VNI of the routers, and the devices of the kernel have carried none.
+    for vni in [VNI, L3VNI] {
+        for statistic in ["rx_packets", "tx_packets"] {
+            let count = near.statistic(&format!("wpvx{vni}"), statistic);
+            assert_eq!(count, 0, "{statistic} of the shadow device of VNI {vni}");
+        }
+    }
+    let received = leaf.statistic(&format!("vx{L3VNI}"), "rx_packets");
+    assert!(received > 200, "{received} packets with the VNI {L3VNI}");
+
+    // A withdrawn network is unreachable at once, and returns.
+    let change = |line: &str| {
+        let commands = ["configure terminal", "router bgp 65000", "address-family ipv4 unicast", line];
+        daemons[1].vtysh_all(&commands);
+    };
+    change(&format!("no network {}", FAR[0][0]));
+    wait_for_routes(&gateway, &all[1..]);
+    let lost = host.run(&["ping", "-n", "-c", "1", "-W", "3", "10.4.0.77"]);
+    assert!(lost.stdout.contains(&format!("From {} ", NEAR[0][1])), "{}", lost.stdout);
+    change(&format!("network {}", FAR[0][0]));
+    wait_for_routes(&gateway, &all);
+
+    // A kernel that sets the bridge down forgets its routes without a message.
+    near.ip(&format!("link set wpbr{L3VNI} down"));
+    wait_for_routes(&gateway, &[]);
+    near.ip(&format!("link set wpbr{L3VNI} up"));
+    wait_for_routes(&gateway, &all);
+    assert!(eventually(WAIT_LIMIT, || pings(host, FAR[1][2], 56, 3)), "{remote}");
+    gateway.program.stop();
+    let links = near.ip("-o link show");
+    assert!(!links.contains(": wp"), "{links}");
+}
