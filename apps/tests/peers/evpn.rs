@@ -115,7 +115,7 @@ impl Fabric {
     }
 
     /// Creates the namespaces. The kernel beside the gateway has the address of the gateway, on the same interface.
-    fn shared(variant: Variant) -> Self {
+    pub(crate) fn shared(variant: Variant) -> Self {
         Self::with(variant, |gateway, _| share(gateway, variant))
     }
 

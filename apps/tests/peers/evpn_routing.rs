@@ -11,6 +11,7 @@ use wirepath_testlab::{Namespace, Veth, eventually};
 
 use crate::evpn::{Fabric, Frr, Gateway, SPEAKERS, is_missing};
 use crate::tcp::transfer;
+use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
 
 /// VNI of the packets between the routers.
@@ -106,12 +107,23 @@ fn hop_limits(frames: &[Vec<u8>], kinds: [u8; 2]) -> Vec<u8> {
 
 /// Both leaves route between their subnets: networks and single hosts by type-5 and type-2 routes, IPv4 and IPv6.
 pub(crate) fn subnets_are_routed_both_ways(variant: Variant) {
-    if is_missing(variant) {
-        return;
+    if !is_missing(variant) {
+        route_subnets(&Fabric::new(variant), "", SPEAKERS.map(str::to_owned));
     }
-    let fabric = Fabric::new(variant);
+}
+
+/// The same, with an underlay that the gateway shares with the kernel.
+pub(crate) fn subnets_are_routed_over_a_shared_underlay(variant: Variant) {
+    if !is_missing(variant) {
+        let speakers = [variant.vtep().to_string(), variant.remote(0).to_string()];
+        route_subnets(&Fabric::shared(variant), SHARED, speakers);
+    }
+}
+
+fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
+    let variant = fabric.world.variant;
     let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
-    let beyond = plug_router(&fabric, variant);
+    let beyond = plug_router(fabric, variant);
     plug_host(host, NEAR);
     near.run(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=0"]).expect();
     let addresses = NEAR.map(|[network, router, _]| format!("\"{}\"", with_len([network, router]))).join(", ");
@@ -120,10 +132,12 @@ pub(crate) fn subnets_are_routed_both_ways(variant: Variant) {
     };
     let blue = format!("ports = [{{ port = \"lan0\" }}]\naddresses = [{addresses}]");
     let transit = format!("vrf = \"default\"\nrouter_mac = \"{ROUTER_MAC}\"");
-    let gateway = fabric.gateway_of(&(segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)));
+    let gateway =
+        fabric.gateway_of(&(underlay.to_owned() + &segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)));
     gateway.wait("evpn", "the devices", |rows| rows.len() == 2 && rows.iter().all(|row| row["state"] == "ready"));
     // FRR 8.4 lacks the router's address if it learns routes before the L3VNI is up.
-    let daemons = [frr(near, SPEAKERS[0], SPEAKERS[1], NEAR), frr(leaf, SPEAKERS[1], SPEAKERS[0], FAR)];
+    let [at_near, at_far] = &speakers;
+    let daemons = [frr(near, at_near, at_far, NEAR), frr(leaf, at_far, at_near, FAR)];
 
     // The routers know each other, and the gateway's one has the address of the configuration.
     let (own, remote) = (variant.vtep().to_string(), variant.remote(0).to_string());

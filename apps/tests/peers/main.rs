@@ -230,7 +230,7 @@ over! {
 over! {
     evpn_routing_af_xdp_ipv4,
     by("af_xdp", false),
-    subnets: crate::evpn_routing::subnets_are_routed_both_ways;
+    shared: crate::evpn_routing::subnets_are_routed_over_a_shared_underlay;
 }
 
 /// An underlay whose addresses are the kernel's.
