@@ -1,4 +1,4 @@
-//! Symmetric routing between subnets (RFC 9135, RFC 9136): the gateway and a kernel leaf route over an L3VNI, and FRR of
+//! Symmetric routing between subnets (RFC 9135, RFC 9136): the gateway and a kernel leaf route over an L3VNI. FRR of
 //! both exchanges the subnets.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Remotes, addresses, bindings and routes of segments from another control plane, such as a routing daemon that writes the
-//! kernel's tables.
+//! Remotes, addresses, bindings and routes of segments from another control plane. It is, for example, a routing daemon
+//! that writes the kernel's tables.
 //!
 //! The remotes of a segment are those of its flood list and those that an address is behind. They are merged into the
 //! configuration, so they have next hops, BFD sessions and counters like configured remotes. An address is in the

@@ -1,6 +1,7 @@
-//! Routes of the kernel by the bridges of segments: those that a routing daemon writes for an L3VNI (RFC 9136). A next
-//! hop is the address of a VTEP, and the neighbour entry of that address on the bridge has the Ethernet address of its
-//! router.
+//! Routes of the kernel by the bridges of segments: those that a routing daemon writes for an L3VNI (RFC 9136).
+//!
+//! A next hop is the address of a VTEP. The neighbour entry of that address on the bridge has the Ethernet address of
+//! the router there.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -159,7 +160,7 @@ impl Routes {
         self.users.get(&index).into_iter().flat_map(HashMap::values).flatten().copied().collect()
     }
 
-    /// Returns the next hops of a destination behind this interface. The route with the lowest metric of a table counts.
+    /// Returns the next hops of a destination behind this interface. The lowest metric of a table counts.
     pub(super) fn next_hops(&self, index: u32, to: NetworkPrefix) -> impl Iterator<Item = IpAddr> {
         let all = self.known.get(&to).map(Vec::as_slice).unwrap_or_default();
         let is_first = move |at: usize| at == 0 || all[at - 1].table != all[at].table;

@@ -324,7 +324,7 @@ impl RouterControl {
         self.release(hop, now);
     }
 
-    /// Installs a route from another control plane, unless the configuration has one. Returns false if there is no room.
+    /// Installs a route from another control plane, unless the configuration has one. Returns false without room.
     fn put_external(&mut self, key: (u16, NetworkPrefix), now: u32) -> bool {
         let Some(route) = self.external.get(&key).filter(|_| !self.installed.contains_key(&key)) else { return true };
         let (spec, old) = (route.spec.clone(), route.hop);

@@ -225,9 +225,10 @@ fn growth(operation: u8) -> usize {
 
 /// Returns a program with the same effect, which the verifier does not need to move.
 ///
-/// The verifier replaces calls and loads by several instructions each. A program that outgrows its pages is moved, but
-/// the device to which it is bound keeps the old address (`bpf_prog_realloc` and `offload->prog`, up to Linux 6.18 at
-/// least). If the device is then removed before the program is freed, the kernel accesses freed memory.
+/// The verifier replaces calls and loads by several instructions each, and moves a program that outgrows its pages. The
+/// device to which it is bound keeps the old address (`bpf_prog_realloc` and `offload->prog` in Linux 6.18). If the
+/// device is removed before the program is freed, the kernel then accesses freed memory.
+///
 /// Instructions in front that no path reaches make room: the verifier removes them first.
 fn with_room(code: &[[u8; 8]]) -> Vec<[u8; 8]> {
     let pages = |instructions: usize, header: usize| (8 * instructions + header).div_ceil(PAGE);

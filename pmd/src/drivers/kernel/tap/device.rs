@@ -126,8 +126,8 @@ impl TapQueue {
 }
 
 impl Drop for TapQueue {
-    /// Detaches the queue. A child process that holds a copy of the descriptor until its exec(2) would keep the queue
-    /// open, and the kernel would go on to send frames to it.
+    /// Detaches the queue. A child process holds a copy of the descriptor until its exec(2), and the queue stays open
+    /// so long. The kernel would go on to send frames to it.
     fn drop(&mut self) {
         if self.multi_queue {
             let _ = self.set_enabled(false);
