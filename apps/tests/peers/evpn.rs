@@ -21,8 +21,8 @@ use crate::underlay::{SHARED, plug_router, share};
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
 /// FRR's daemons (Debian: frr). They have no programs in the search path.
-const ZEBRA: &str = "/usr/lib/frr/zebra";
-const BGPD: &str = "/usr/lib/frr/bgpd";
+pub(crate) const ZEBRA: &str = "/usr/lib/frr/zebra";
+pub(crate) const BGPD: &str = "/usr/lib/frr/bgpd";
 /// Addresses of the BGP session.
 pub(crate) const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
 

@@ -7,9 +7,9 @@
 //! ```
 
 use serde_json::Value;
-use wirepath_testlab::{Namespace, Veth, eventually};
+use wirepath_testlab::{LinuxGuest, Namespace, Requirement, Veth, eventually, run, skip_or_fail};
 
-use crate::evpn::{Fabric, Frr, Gateway, SPEAKERS, is_missing};
+use crate::evpn::{BGPD, Fabric, Frr, Gateway, SPEAKERS, ZEBRA, is_missing};
 use crate::tcp::transfer;
 use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
@@ -105,6 +105,19 @@ fn hop_limits(frames: &[Vec<u8>], kinds: [u8; 2]) -> Vec<u8> {
     frames.iter().filter_map(of).collect()
 }
 
+/// Returns the table of a segment whose remotes come from the kernel.
+fn segment(name: &str, vni: u32, keys: &str) -> String {
+    format!("[[segment]]\nname = \"{name}\"\nvni = {vni}\ncontrol = \"kernel\"\n{keys}\n")
+}
+
+/// Returns the two segments of the gateway: that of its hosts, with the routers' addresses, and the L3VNI.
+fn segments(vrf: &str) -> String {
+    let addresses = NEAR.map(|[network, router, _]| format!("\"{}\"", with_len([network, router]))).join(", ");
+    let blue = format!("ports = [{{ port = \"lan0\" }}]\nvrf = \"{vrf}\"\naddresses = [{addresses}]");
+    let transit = format!("vrf = \"{vrf}\"\nrouter_mac = \"{ROUTER_MAC}\"");
+    segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)
+}
+
 /// Both leaves route between their subnets: networks and single hosts by type-5 and type-2 routes, IPv4 and IPv6.
 pub(crate) fn subnets_are_routed_both_ways(variant: Variant) {
     if !is_missing(variant) {
@@ -126,14 +139,7 @@ fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     let beyond = plug_router(fabric, variant);
     plug_host(host, NEAR);
     near.run(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=0"]).expect();
-    let addresses = NEAR.map(|[network, router, _]| format!("\"{}\"", with_len([network, router]))).join(", ");
-    let segment = |name: &str, vni: u32, keys: &str| {
-        format!("[[segment]]\nname = \"{name}\"\nvni = {vni}\ncontrol = \"kernel\"\n{keys}\n")
-    };
-    let blue = format!("ports = [{{ port = \"lan0\" }}]\naddresses = [{addresses}]");
-    let transit = format!("vrf = \"default\"\nrouter_mac = \"{ROUTER_MAC}\"");
-    let gateway =
-        fabric.gateway_of(&(underlay.to_owned() + &segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)));
+    let gateway = fabric.gateway_of(&(underlay.to_owned() + &segments("default")));
     gateway.wait("evpn", "the devices", |rows| rows.len() == 2 && rows.iter().all(|row| row["state"] == "ready"));
     // FRR 8.4 lacks the router's address if it learns routes before the L3VNI is up.
     let [at_near, at_far] = &speakers;
@@ -210,4 +216,120 @@ fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     gateway.program.stop();
     let links = near.ip("-o link show");
     assert!(!links.contains(": wp"), "{links}");
+}
+
+/// Runs the gateway and FRR in a guest, whose kernel has VRF devices. The routes are those of a VRF.
+///
+/// ```text
+/// gateway's namespace: wan -- bridge -- TAP eth0 | guest    bgp -- bridge -- TAP eth1 | guest    lan0 ... eth2
+/// ```
+pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    for need in Requirement::GUEST.into_iter().chain([Requirement::Program("strip")]) {
+        if let Err(why) = need.check() {
+            return skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
+        }
+    }
+    let fabric = Fabric::new(variant);
+    let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
+    let beyond = plug_router(&fabric, variant);
+    plug_host(host, NEAR);
+    near.ip("addr flush dev bgp");
+    for port in ["wan", "bgp", "lan0"] {
+        near.ip(&format!("link add br-{port} type bridge mcast_snooping 0"));
+        near.ip(&format!("tuntap add tap-{port} mode tap vnet_hdr"));
+        for device in [port, &format!("tap-{port}")] {
+            near.ip(&format!("link set {device} master br-{port} up"));
+        }
+        near.ip(&format!("link set br-{port} up"));
+    }
+    // The guest keeps its files in memory.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let stripped =
+        [("tunnel-gateway", env!("CARGO_BIN_EXE_tunnel-gateway")), ("wirepath", env!("CARGO_BIN_EXE_wirepath"))].map(
+            |(name, program)| {
+                let path = folder.path().join(name).display().to_string();
+                run(&["strip", "-o", &path, program]).expect();
+                path
+            },
+        );
+    let programs = [&stripped[0], &stripped[1], ZEBRA, BGPD, "vtysh"];
+    let mut guest = LinuxGuest::boot(near, &["tap-wan", "tap-bgp", "tap-lan0"], &programs);
+    let [at_near, at_far] = SPEAKERS;
+    let [v4, v6] = NEAR.map(|[network, ..]| network);
+    let port = |name: &str, device: &str| {
+        format!("[[port]]\nname = \"{name}\"\ndriver = \"af_packet\"\ndevice = \"{device}\"\n")
+    };
+    let config = format!(
+        "{}{}[underlay]\nport = \"wan\"\naddresses = [\"{}/24\"]\n[[vrf]]\nname = \"red\"\n[control]\n\
+         socket = \"/tmp/gw.sock\"\n{}",
+        port("wan", "eth0"),
+        port("lan0", "eth2"),
+        variant.vtep(),
+        segments("red"),
+    );
+    let bgp = format!(
+        "router bgp 65000\n bgp router-id {at_near}\n no bgp default ipv4-unicast\n neighbor {at_far} remote-as 65000\n \
+         neighbor {at_far} timers connect 1\n address-family l2vpn evpn\n  neighbor {at_far} activate\n  \
+         advertise-all-vni\n exit-address-family\nrouter bgp 65000 vrf red\n address-family ipv4 unicast\n  \
+         network {v4}\n exit-address-family\n address-family ipv6 unicast\n  network {v6}\n exit-address-family\n \
+         address-family l2vpn evpn\n  advertise ipv4 unicast\n  advertise ipv6 unicast\n exit-address-family\n"
+    );
+    guest.sh(&format!(
+        "set -e
+        echo 'root:x:0:0::/:/bin/sh' >/etc/passwd
+        printf 'root:x:0:\\nfrrvty:x:100:root\\n' >/etc/group
+        mkdir -p /var/run/frr /var/tmp/frr /var/lib/frr
+        modprobe -a vrf bridge vxlan veth
+        ip link add red type vrf table 100
+        ip link set red up
+        ip link set eth0 mtu 1500 up
+        ip link set eth2 mtu {} up
+        ip addr add {at_near}/30 dev eth1
+        ip link set eth1 up
+        ip route add {}/32 via {at_far}
+        cat >/tmp/gw.toml <<'END'\n{config}\nEND
+        cat >/tmp/bgpd.conf <<'END'\n{bgp}\nEND
+        printf 'vrf red\\n vni {L3VNI}\\nexit-vrf\\n' >/tmp/zebra.conf",
+        fabric.world.inner_mtu(),
+        variant.remote(0),
+    ));
+    let gateway = guest.start("exec tunnel-gateway --config /tmp/gw.toml --json");
+    let wait = |guest: &mut LinuxGuest, what: &str, script: &str| {
+        let met = eventually(WAIT_LIMIT, || guest.run(script).success);
+        assert!(met, "{what}: {}", guest.sh("cat /tmp/job*.err; ip link; ip -4 route show vrf red; true"));
+    };
+    wait(&mut guest, "the devices", &format!("ip addr show dev wpbr{VNI} | grep -q {}/", NEAR[0][1]));
+    for daemon in ["zebra", "bgpd"] {
+        guest.sh(&format!(
+            "{daemon} -d -f /tmp/{daemon}.conf --vty_socket /tmp -i /tmp/{daemon}.pid -z /tmp/zserv -P 0 -u root -g root"
+        ));
+    }
+    let _far = frr(leaf, at_far, at_near, FAR);
+    for vni in [VNI, L3VNI] {
+        wait(&mut guest, "the VRF of the bridge", &format!("ip link show dev wpbr{vni} | grep -q 'master red'"));
+    }
+    for [_, _, address] in FAR {
+        let reached = eventually(WAIT_LIMIT, || pings(host, address, 56, 1));
+        assert!(
+            reached,
+            "{address}: {}",
+            guest.sh("wirepath show routes --socket /tmp/gw.sock; ip route show vrf red")
+        );
+    }
+    // The route is in the table of the VRF, in the kernel and in the gateway, and not in the main one.
+    let kernel = guest.sh("ip route show vrf red; echo main; ip route");
+    let (red, main) = kernel.split_once("main\n").expect("both tables");
+    assert!(red.contains("10.4.0.0/24 ") && !main.contains("10.4.0.0/24 "), "{kernel}");
+    let shown = guest.sh("wirepath show routes --socket /tmp/gw.sock");
+    let is_route = |line: &str| line.starts_with("red ") && line.contains("10.4.0.0/24") && line.contains("kernel");
+    assert!(shown.lines().any(is_route), "{shown}");
+    assert!(
+        pings(host, FAR[0][2], 1300, 20) && pings(&beyond, NEAR[0][2], 56, 20) && pings(&beyond, NEAR[1][2], 56, 20)
+    );
+    guest.sh("kill $(pidof tunnel-gateway)");
+    let outcome = guest.wait(gateway);
+    assert!(outcome.success && outcome.stdout.contains("\"leaked_buffers\":0"), "{}{}", outcome.stdout, outcome.stderr);
 }

@@ -225,6 +225,7 @@ over! {
     evpn_routing_af_packet_ipv4,
     by("af_packet", false),
     subnets: crate::evpn_routing::subnets_are_routed_both_ways;
+    vrf_device: crate::evpn_routing::a_vrf_of_the_kernel_has_the_routes;
 }
 
 over! {

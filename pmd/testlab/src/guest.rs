@@ -116,7 +116,8 @@ impl LinuxGuest {
     /// processors, it waits.
     ///
     /// `taps` are TAP devices of the namespace; they are `eth0`, `eth1` and so on in the guest. `programs` of this
-    /// machine are copied beside `ip`, `bridge` and `tc`, with their libraries. The guest also has busybox.
+    /// machine, each a name or a path, are copied beside `ip`, `bridge` and `tc`, with their libraries. The guest also has
+    /// busybox.
     ///
     /// # Panics
     /// If the guest takes no commands within three minutes. The message has its console.
@@ -321,8 +322,9 @@ fn copy(from: &Path, to: &Path) {
 /// Copies a program and its libraries.
 #[track_caller]
 fn copy_program(root: &Path, name: &str) {
-    let path = find_program(name).unwrap_or_else(|| panic!("no program '{name}' in PATH"));
-    copy(&path, &root.join("programs").join(name));
+    let found = if name.contains('/') { Some(PathBuf::from(name)) } else { find_program(name) };
+    let path = found.unwrap_or_else(|| panic!("no program '{name}' in PATH"));
+    copy(&path, &root.join("programs").join(path.file_name().expect("the name of a program")));
     // A static program has none, which ldd reports as an error.
     let libraries = run(&["ldd", path.to_str().expect("a plain path")]).stdout;
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
