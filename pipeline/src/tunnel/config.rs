@@ -40,7 +40,7 @@ pub const MAX_SEGMENTS: usize = 4096;
 /// no packet on the wire.
 pub const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// Maximum number of configured remotes over all segments.
-pub const MAX_REMOTES: usize = 65_536;
+pub const MAX_REMOTES: usize = 131_072;
 
 pub(super) type Result<T> = std::result::Result<T, ConfigError>;
 

@@ -150,6 +150,10 @@ impl NextHopTable {
         let Some(it) = self.hops.get_mut(&hop) else { return };
         let mac = mac.filter(|mac| mac.is_unicast());
         self.unread.remove(&hop);
+        // While somebody asks for a silent neighbour, the kernel solicits it every few seconds. It stays failed until its
+        // address is known: each change would concern all remotes behind it.
+        let is_solicited_again = it.state == NudState::Failed && state == NudState::Incomplete;
+        let state = if is_solicited_again { NudState::Failed } else { state };
         if (it.state, it.mac) == (state, mac) {
             return;
         }
@@ -353,6 +357,12 @@ mod tests {
         assert_eq!(changed(&mut table), found(NeighbourState::Stale, Some(mac(2))));
         table.apply(&neighbour(INTERFACE, "10.9.0.2", NudState::Failed, None));
         assert_eq!(changed(&mut table), found(NeighbourState::Failed, None));
+        for state in [NudState::Incomplete, NudState::Failed] {
+            table.apply(&neighbour(INTERFACE, "10.9.0.2", state, None));
+            assert_eq!(changes(&mut table), Changes::new(), "a silent next hop stays failed");
+        }
+        table.apply(&neighbour(INTERFACE, "10.9.0.2", NudState::Reachable, Some(mac(2))));
+        assert_eq!(changed(&mut table), found(NeighbourState::Reachable, Some(mac(2))));
         table.apply(&route("10.77.0.0", 24));
         assert_eq!(due(&mut table), [to]);
         table.set_route(to, &[]);
