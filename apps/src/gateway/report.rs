@@ -1,5 +1,7 @@
 //! Live rates and the final report of a gateway.
 
+use std::time::Duration;
+
 use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
@@ -14,6 +16,9 @@ use super::state::{self, StateFile, StateSettings};
 use super::{NicTunnels, rule_parser};
 use wirepath::cli::{self, Failure, Rate, Service, Table};
 use wirepath::privileges::{RefusalLog, check_kept, linux::CapabilitySet};
+
+/// Time between two ticks while nothing happens.
+const REST: Duration = Duration::from_millis(30);
 
 /// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates and reports to the service
 /// manager.
@@ -72,7 +77,7 @@ impl GatewayMonitor {
         if let Some(port) = plane.ports().get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
             self.underlay = Some(KernelUnderlay::start(&port.capabilities.device, plane.waker())?);
         }
-        let segments = evpn::segments(self.gateway.config(), self.gateway.underlay_mac());
+        let segments = evpn::segments(self.gateway.config(), self.gateway.mac());
         if !segments.is_empty() {
             self.evpn = Some(Evpn::start(segments, plane.waker())?);
         }
@@ -122,7 +127,7 @@ impl GatewayMonitor {
     /// # Errors
     /// If there is no room for a thread.
     pub(super) fn update_evpn(&mut self, plane: &ControlPlane) -> Result<(), Failure> {
-        let segments = evpn::segments(self.gateway.config(), self.gateway.underlay_mac());
+        let segments = evpn::segments(self.gateway.config(), self.gateway.mac());
         match &mut self.evpn {
             Some(evpn) => evpn.set_segments(segments),
             None if segments.is_empty() => {}
@@ -254,6 +259,11 @@ impl Control for GatewayMonitor {
         }
         self.service.tick(plane);
         self.refusals.tick();
+    }
+
+    fn tick_interval(&mut self) -> Duration {
+        let waits = self.evpn.as_ref().is_some_and(Evpn::has_changes);
+        if self.gateway.is_at_rest() && !waits { REST } else { Duration::ZERO }
     }
 
     fn woken(&mut self, plane: &mut ControlPlane) {

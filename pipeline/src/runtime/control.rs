@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use wirepath_flow::Rule;
@@ -53,11 +54,17 @@ pub trait Control {
         }
     }
 
-    /// Runs timers. Called about every ten milliseconds.
+    /// Runs timers. Called about every ten milliseconds, or less often if [`Self::tick_interval`] allows it.
     fn tick(&mut self, plane: &mut ControlPlane) {
         if let Some(inner) = self.inner() {
             inner.tick(plane);
         }
+    }
+
+    /// Returns the time until the next tick, unless a worker, another thread or an operator wakes the control thread
+    /// before. The default is ten milliseconds. A program at rest saves processor time by a longer one.
+    fn tick_interval(&mut self) -> Duration {
+        self.inner().map_or(Duration::ZERO, Control::tick_interval)
     }
 
     /// Takes work that another thread has announced by [`ControlPlane::waker`].
@@ -268,6 +275,11 @@ impl ControlPlane {
     pub(super) fn collect_observers(&mut self) {
         self.tap.observers().collect();
         self.tap.refresh();
+    }
+
+    /// Returns whether a capture or trace runs.
+    pub(super) fn is_observed(&self) -> bool {
+        self.tap.is_active()
     }
 
     /// Returns true if the program is to stop. A long change should give up then.

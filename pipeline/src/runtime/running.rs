@@ -84,6 +84,8 @@ pub struct Running<S> {
     management_waits: bool,
     started: Instant,
     last_tick: Instant,
+    /// Time from one tick to the next.
+    interval: Duration,
 }
 
 impl<S> fmt::Debug for Running<S> {
@@ -143,6 +145,7 @@ impl<S> Running<S> {
             management_waits: false,
             started: now,
             last_tick: now,
+            interval: TICK,
         }
     }
 
@@ -197,8 +200,9 @@ impl<S> Running<S> {
                 last = (now, snapshot);
             }
             self.tick(control);
-            let left = options.duration.map_or(TICK, |duration| duration.saturating_sub(begin.elapsed()).min(TICK));
-            self.wait(left);
+            let interval = self.interval;
+            let left = options.duration.map_or(interval, |duration| duration.saturating_sub(begin.elapsed()));
+            self.wait(left.min(interval));
         }
     }
 
@@ -242,15 +246,19 @@ impl<S> Running<S> {
     }
 
     /// Runs one iteration of the control thread without waiting: punted packets, learned addresses,
-    /// operators that wait, and every ten milliseconds the port events and the application's timers.
+    /// operators that wait, and every ten milliseconds the port events and the application's timers. The application
+    /// may rest longer ([`Control::tick_interval`]) while nothing happens.
     pub fn tick(&mut self, control: &mut impl Control) {
-        self.control.notifier.take_notification();
+        if self.control.notifier.take_notification() {
+            // What follows from the work of now should not wait for the end of a rest.
+            self.interval = TICK;
+        }
         self.plane.serve(control);
         if self.control.take_woken() {
             control.woken(&mut self.plane);
         }
         self.plane.advance_ports();
-        if self.last_tick.elapsed() < TICK {
+        if self.last_tick.elapsed() < self.interval {
             if self.management_waits {
                 self.serve_management(control);
             }
@@ -282,6 +290,8 @@ impl<S> Running<S> {
         self.plane.measurements.poll(&self.mailboxes);
         self.serve_management(control);
         self.domain.collect();
+        let is_watched = self.plane.is_observed() || self.plane.measuring() > 0;
+        self.interval = if is_watched { TICK } else { control.tick_interval().max(TICK) };
     }
 
     /// Logs an event and applies it to the state of the port.

@@ -276,7 +276,7 @@ impl GatewayControl {
         self.underlay_version
     }
 
-    /// The gateway's Ethernet address on the underlay.
+    /// The gateway's Ethernet address on the underlay. Routers without one of their own have it too.
     pub fn mac(&self) -> MacAddr {
         self.layout.underlay.mac
     }
@@ -379,11 +379,6 @@ impl GatewayControl {
         &self.layout
     }
 
-    /// Returns the Ethernet address of the underlay port. Routers without one of their own have it too.
-    pub fn underlay_mac(&self) -> MacAddr {
-        self.layout.underlay.mac
-    }
-
     /// Returns the configuration.
     pub fn config(&self) -> &GatewayConfig {
         &self.config
@@ -425,6 +420,12 @@ impl GatewayControl {
     /// Number of frames that wait for their next hop.
     pub fn waiting_frames(&self) -> usize {
         self.next_hops.waiting() + self.router.waiting()
+    }
+
+    /// Returns whether nothing needs the timers within the next tens of milliseconds: no packet waits, no BFD session
+    /// sends, and no change is due.
+    pub fn is_at_rest(&self) -> bool {
+        self.waiting_frames() == 0 && self.bfd.is_empty() && !self.external.has_changes() && !self.dirty
     }
 
     /// Number of routes of all VRFs, with those of neighbours.

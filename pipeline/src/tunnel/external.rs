@@ -204,6 +204,11 @@ impl External {
         external.remotes.iter().filter_map(of).collect()
     }
 
+    /// Returns whether changes of remotes wait.
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
     /// Adds the remotes to a configuration.
     pub(super) fn complete(&self, config: &mut GatewayConfig) {
         let is_of_kernel = |segment: &SegmentConfig| segment.control == SegmentControl::Kernel;

@@ -206,8 +206,8 @@ impl Evpn {
 
     /// Exchanges changes with the thread.
     pub(super) fn tick(&mut self, gateway: &mut GatewayControl, plane: &ControlPlane) {
-        if self.mac != gateway.underlay_mac() {
-            self.mac = gateway.underlay_mac();
+        if self.mac != gateway.mac() {
+            self.mac = gateway.mac();
             self.set_segments(segments(gateway.config(), self.mac));
         }
         if self.pending.is_empty() {
@@ -228,6 +228,11 @@ impl Evpn {
             let local = local.into_iter().map(|it| ((it.vni, it.mac), it.present));
             self.shared.order(|orders| orders.local.extend(local));
         }
+    }
+
+    /// Returns whether changes wait for the next tick.
+    pub(super) fn has_changes(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Makes the thread remove the devices that the gateway made, and stop.

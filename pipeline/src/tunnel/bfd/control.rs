@@ -346,6 +346,11 @@ impl BfdControl {
         config.routing.next_hops().filter_map(lost).collect()
     }
 
+    /// Returns whether there are no sessions.
+    pub(in crate::tunnel) fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
     /// Returns the row of each session.
     pub(in crate::tunnel) fn rows(&self) -> impl Iterator<Item = Row> {
         let seconds = |micros: Micros| micros as f64 / 1e6;
