@@ -271,8 +271,9 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
         segments("red"),
     );
     let bgp = format!(
-        "router bgp 65000\n bgp router-id {at_near}\n no bgp default ipv4-unicast\n neighbor {at_far} remote-as 65000\n \
-         neighbor {at_far} timers connect 1\n address-family l2vpn evpn\n  neighbor {at_far} activate\n  \
+        "router bgp 65000\n bgp router-id {at_near}\n no bgp default ipv4-unicast\n \
+         neighbor {at_far} remote-as 65000\n neighbor {at_far} timers connect 1\n \
+         address-family l2vpn evpn\n  neighbor {at_far} activate\n  \
          advertise-all-vni\n exit-address-family\nrouter bgp 65000 vrf red\n address-family ipv4 unicast\n  \
          network {v4}\n exit-address-family\n address-family ipv6 unicast\n  network {v6}\n exit-address-family\n \
          address-family l2vpn evpn\n  advertise ipv4 unicast\n  advertise ipv6 unicast\n exit-address-family\n"
@@ -304,7 +305,8 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
     wait(&mut guest, "the devices", &format!("ip addr show dev wpbr{VNI} | grep -q {}/", NEAR[0][1]));
     for daemon in ["zebra", "bgpd"] {
         guest.sh(&format!(
-            "{daemon} -d -f /tmp/{daemon}.conf --vty_socket /tmp -i /tmp/{daemon}.pid -z /tmp/zserv -P 0 -u root -g root"
+            "{daemon} -d -f /tmp/{daemon}.conf --vty_socket /tmp -i /tmp/{daemon}.pid -z /tmp/zserv -P 0 \
+             -u root -g root"
         ));
     }
     let _far = frr(leaf, at_far, at_near, FAR);

@@ -116,8 +116,8 @@ impl LinuxGuest {
     /// processors, it waits.
     ///
     /// `taps` are TAP devices of the namespace; they are `eth0`, `eth1` and so on in the guest. `programs` of this
-    /// machine, each a name or a path, are copied beside `ip`, `bridge` and `tc`, with their libraries. The guest also has
-    /// busybox.
+    /// machine, each a name or a path, are copied beside `ip`, `bridge` and `tc`, with their libraries. The guest
+    /// also has busybox.
     ///
     /// # Panics
     /// If the guest takes no commands within three minutes. The message has its console.

@@ -150,8 +150,8 @@ impl NextHopTable {
         let Some(it) = self.hops.get_mut(&hop) else { return };
         let mac = mac.filter(|mac| mac.is_unicast());
         self.unread.remove(&hop);
-        // While somebody asks for a silent neighbour, the kernel solicits it every few seconds. It stays failed until its
-        // address is known: each change would concern all remotes behind it.
+        // While somebody asks for a silent neighbour, the kernel solicits it every few seconds. It stays failed until
+        // its address is known: each change would concern all remotes behind it.
         let is_solicited_again = it.state == NudState::Failed && state == NudState::Incomplete;
         let state = if is_solicited_again { NudState::Failed } else { state };
         if (it.state, it.mac) == (state, mac) {
