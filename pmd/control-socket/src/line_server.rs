@@ -4,7 +4,7 @@
 //! bytes, whatever the clients do. A long answer is made in parts: the next part is made when the client has read
 //! the last one. So no client makes the server store more than one part.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -87,6 +87,12 @@ pub trait Service {
 
     /// Appends the answer to a request that was not received whole.
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>);
+
+    /// Notes that no client can be accepted in the ordinary way, because the process has no free file descriptor or no
+    /// memory. The server calls it in each turn in which that happens. The default does nothing.
+    fn cannot_accept(&mut self, error: &io::Error) {
+        let _ = error;
+    }
 }
 
 /// A server of any number of clients. `R` is [`Service::Rest`].
@@ -98,6 +104,8 @@ pub struct LineServer<R> {
     clients: Vec<Client<R>>,
     /// Watches the listener and all clients; `None` if the kernel gave none.
     ready: Option<OwnedFd>,
+    /// A descriptor that is given up for a client when the process has no free one, so that operators can still look.
+    reserve: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -149,7 +157,9 @@ impl<R> LineServer<R> {
     pub fn new(listener: Listener, limits: Limits) -> Self {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC).ok();
         let watched = ready.filter(|set| epoll::add(set, &listener, EventData::new_u64(0), EventFlags::IN).is_ok());
-        Self { listener, limits, clients: Vec::new(), ready: watched }
+        let mut server = Self { listener, limits, clients: Vec::new(), ready: watched, reserve: None };
+        server.take_reserve();
+        server
     }
 
     /// Returns a descriptor that is readable while [`Self::serve`] may have work: a connection or request waits, a
@@ -171,7 +181,7 @@ impl<R> LineServer<R> {
         let now = Instant::now();
         let limits = self.limits;
         let mut budget = Budget { read: limits.turn_bytes, written: limits.turn_bytes, end: now + limits.turn_time };
-        let mut moved = self.accept(now);
+        let mut moved = self.accept(now, service);
         // Every client gets a step before one gets a second step.
         let mut waiting = 0;
         // The time is looked at after a step. So a turn whose thread is interrupted makes at least one.
@@ -205,19 +215,45 @@ impl<R> LineServer<R> {
         moved
     }
 
+    /// Takes a descriptor in reserve, unless there is one or the process has none.
+    fn take_reserve(&mut self) {
+        if self.reserve.is_none() {
+            self.reserve = self.listener.as_fd().try_clone_to_owned().ok();
+        }
+    }
+
+    /// Ends the connection that has asked nothing for the longest time, if there is one.
+    fn evict(&mut self, now: Instant) -> bool {
+        let clients = self.clients.iter().enumerate();
+        let silent = clients
+            .filter(|(_, client)| client.silent && now.saturating_duration_since(client.since) >= MIN_TIME)
+            .min_by_key(|(_, client)| client.since);
+        let oldest = silent.map(|(oldest, _)| oldest);
+        oldest.map(|oldest| self.clients.remove(oldest)).is_some()
+    }
+
     /// Accepts connections that wait. Returns false if there were none.
-    fn accept(&mut self, now: Instant) -> bool {
+    fn accept(&mut self, now: Instant, service: &mut impl Service<Rest = R>) -> bool {
         for accepted in 0..ACCEPTS {
-            if self.clients.len() >= self.limits.clients {
-                let silent = self
-                    .clients
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, client)| client.silent && now.saturating_duration_since(client.since) >= MIN_TIME);
-                let Some((oldest, _)) = silent.min_by_key(|(_, client)| client.since) else { return accepted > 0 };
-                self.clients.remove(oldest);
+            if self.clients.len() >= self.limits.clients && !self.evict(now) {
+                return accepted > 0;
             }
-            let Some((stream, peer)) = self.listener.accept() else { return accepted > 0 };
+            let (stream, peer) = loop {
+                match self.listener.try_accept() {
+                    Ok(Some(accepted)) => break accepted,
+                    Ok(None) => {
+                        self.take_reserve();
+                        return accepted > 0;
+                    }
+                    // A silent client makes room if the reserve is in use. Clients that cannot be accepted wait.
+                    Err(error) => {
+                        service.cannot_accept(&error);
+                        if self.reserve.take().is_none() && !self.evict(now) {
+                            return accepted > 0;
+                        }
+                    }
+                }
+            };
             if let Some(set) = &self.ready {
                 // A client that is not watched is served at the caller's intervals.
                 let _ = epoll::add(set, &stream, EventData::new_u64(0), EventFlags::IN);

@@ -138,18 +138,27 @@ impl Listener {
 
     /// Returns the next connection that waits, without blocking. The stream does not block either.
     pub fn accept(&self) -> Option<(UnixStream, Peer)> {
+        self.try_accept().ok().flatten()
+    }
+
+    /// Like [`Self::accept`], and tells a connection that cannot be accepted from none.
+    ///
+    /// # Errors
+    /// Of accept(2), if a connection may wait: no free file descriptor (`EMFILE`, `ENFILE`), or no memory.
+    pub fn try_accept(&self) -> io::Result<Option<(UnixStream, Peer)>> {
         // The limit keeps a peer that connects and leaves at once from holding the caller.
         for _ in 0..16 {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => match Peer::of(&stream) {
-                    Ok(peer) => return Some((stream.into(), peer)),
+                    Ok(peer) => return Ok(Some((stream.into(), peer))),
                     Err(_) => continue,
                 },
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(_) => return None,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
         }
-        None
+        Ok(None)
     }
 
     /// Returns the path of the socket file.

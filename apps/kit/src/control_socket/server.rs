@@ -28,6 +28,8 @@ use crate::cli::{Failure, log};
 const PART: usize = 128;
 /// Time after which a turn makes no other part of the text for HTTP.
 const METRICS_TIME: Duration = Duration::from_millis(2);
+/// Minimum time between two log messages about clients that cannot be accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The control socket of a running program, and its address for metrics.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub struct ControlSocket {
     text: Option<(MetricsText, String)>,
     /// Captures for clients.
     captures: Vec<SocketCapture>,
+    /// Time of the last message about clients that cannot be accepted.
+    refused_at: Option<Instant>,
     program: Program,
 }
 
@@ -125,7 +129,7 @@ impl ControlSocket {
         let program =
             Program { name, configuration, started: Instant::now(), change: settings.change, metrics: address };
         let server = listener.map(|listener| LineServer::new(listener, Limits::default()));
-        Ok(Some(Self { server, metrics, text: None, captures: Vec::new(), program }))
+        Ok(Some(Self { server, metrics, text: None, captures: Vec::new(), refused_at: None, program }))
     }
 
     /// Makes the text that HTTP needs, for a bounded time.
@@ -176,7 +180,8 @@ impl Management for ControlSocket {
         let mut registry = Registry { control, plane };
         self.serve_metrics(&mut registry);
         let Some(server) = &mut self.server else { return false };
-        server.serve(&mut Requests { program: &self.program, captures: &mut self.captures, registry })
+        let (captures, refused_at) = (&mut self.captures, &mut self.refused_at);
+        server.serve(&mut Requests { program: &self.program, captures, refused_at, registry })
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -195,6 +200,7 @@ impl Drop for ControlSocket {
 struct Requests<'a> {
     program: &'a Program,
     captures: &'a mut Vec<SocketCapture>,
+    refused_at: &'a mut Option<Instant>,
     registry: Registry<'a>,
 }
 
@@ -480,6 +486,16 @@ impl Service for Requests<'_> {
 
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
         append(out, &json!({ "ok": false, "error": why }));
+    }
+
+    fn cannot_accept(&mut self, error: &io::Error) {
+        if self.refused_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            *self.refused_at = Some(Instant::now());
+            tracing::warn!(
+                "the control socket has no room for a client: {error}; clients are served one after another. Raise the \
+                 limit of open files (LimitNOFILE= of systemd.exec, or prlimit --nofile)"
+            );
+        }
     }
 }
 
