@@ -94,6 +94,10 @@ struct State {
     /// Number of writes, as a sign of progress.
     writes: u64,
     lost: u64,
+    /// The part of `lost` that the log has named.
+    reported: u64,
+    /// True if the last write ended inside a line.
+    torn: bool,
     /// True if a write has taken too long.
     abandoned: bool,
     /// The last error of a write.
@@ -109,6 +113,8 @@ impl Outbox {
             writing: false,
             writes: 0,
             lost: 0,
+            reported: 0,
+            torn: false,
             abandoned: false,
             error: None,
         };
@@ -204,15 +210,36 @@ impl Outbox {
                 continue;
             };
             state.writing = true;
+            let torn = std::mem::take(&mut state.torn);
             drop(state);
-            let done = self.write(&text);
+            // The rest of a line that the system took a part of is lost. The next record begins on a line of its own.
+            let done = if torn { self.write(b"\n").map_err(|(error, _)| (error, &text[..])) } else { Ok(()) };
+            let done = done.and_then(|()| self.write(&text));
             state = self.state();
             state.bytes = state.bytes.saturating_sub(text.len());
-            if let Err((error, rest)) = done {
-                state.error = Some(error);
-                state.lost += lines(rest);
+            match done {
+                Ok(()) => state = self.report_lost(state),
+                Err((error, rest)) => {
+                    state.torn =
+                        if rest.len() < text.len() { !text[..text.len() - rest.len()].ends_with(b"\n") } else { torn };
+                    state.error = Some(error);
+                    state.lost += lines(rest);
+                }
             }
         }
+    }
+
+    /// Logs how many lines of the log are lost, once lines can be written again.
+    fn report_lost<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        if matches!(self.target, Target::Stdout) || state.lost == state.reported || !state.waiting.is_empty() {
+            return state;
+        }
+        let (lines, error) = (state.lost - state.reported, state.error.take());
+        state.reported = state.lost;
+        drop(state);
+        let why = error.map_or_else(|| "nobody read it in time".to_owned(), |error| io::Error::from(error).to_string());
+        super::log::write(tracing::Level::WARN, module_path!(), format!("{lines} lines of the log are lost: {why}"));
+        self.state()
     }
 
     /// Writes a text. On error, returns also what was not written.
