@@ -1,5 +1,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ pub(crate) struct SocketCapture {
 }
 
 impl SocketCapture {
-    /// Starts a capture. `None`: no thread can be started.
+    /// Starts a capture. `None`: no thread can be started, and the client was told so.
     pub(crate) fn start(
         peer: &Peer,
         stream: UnixStream,
@@ -39,7 +40,12 @@ impl SocketCapture {
         ports: &[String],
     ) -> Option<Self> {
         let (peer, capture) = (peer.to_string(), Pcapng::new(reader, limits, ports));
+        // The thread gets the connection by a shared place, so that a client is answered if there is no thread.
+        let place = Arc::new(Mutex::new(Some(stream)));
+        let take = |place: &Mutex<Option<UnixStream>>| place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let of_thread = Arc::clone(&place);
         let run = move || {
+            let Some(stream) = take(&of_thread) else { return };
             let mut client = Client { stream, capture };
             let result = client.run();
             let summary = client.capture.summary();
@@ -49,7 +55,18 @@ impl SocketCapture {
             }
         };
         let thread = std::thread::Builder::new().name("capture".to_owned()).spawn(run);
-        thread.inspect_err(|error| tracing::error!("cannot start a thread: {error}")).ok().map(|thread| Self { thread })
+        match thread {
+            Ok(thread) => Some(Self { thread }),
+            Err(error) => {
+                let why = crate::cli::no_thread(&error);
+                tracing::error!("capture: {why}");
+                if let Some(mut stream) = take(&place) {
+                    // The socket has room for the only line of the answer.
+                    let _ = stream.write_all(format!("{}\n", json!({ "ok": false, "error": why })).as_bytes());
+                }
+                None
+            }
+        }
     }
 
     /// Returns true if the thread has ended.

@@ -97,6 +97,14 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Says why a thread cannot be started, and what to do.
+pub(crate) fn no_thread(error: &std::io::Error) -> String {
+    format!(
+        "cannot start a thread: {error}; the limit of threads may be reached (TasksMax= of systemd.resource-control, \
+         or prlimit --nproc)"
+    )
+}
+
 /// Options of the programs that forward.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RunArguments {

@@ -303,7 +303,7 @@ impl<C: Reconfigure> LiveConfiguration<C> {
     fn spawn(&mut self, job: Job, work: impl FnOnce() -> Result<Work<C::Setup>, String> + Send + 'static) {
         match std::thread::Builder::new().name("wirepath-config".to_owned()).spawn(work) {
             Ok(thread) => self.reading = Some(Reading { job, thread }),
-            Err(error) => self.end(&job, Err(format!("cannot start a thread: {error}"))),
+            Err(error) => self.end(&job, Err(crate::cli::no_thread(&error))),
         }
     }
 
