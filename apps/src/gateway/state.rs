@@ -174,6 +174,7 @@ impl StateFile {
         let (file, shared) = (settings.file.clone(), Arc::clone(&status));
         let work = move || {
             let mut logged = None::<Instant>;
+            let mut is_failing = false;
             for facts in receiver {
                 let result = write(&file, &facts);
                 let mut status = lock(&shared);
@@ -181,9 +182,14 @@ impl StateFile {
                     Ok(()) => {
                         (status.written_at, status.facts) = (Some(Instant::now()), facts.len());
                         status.written += 1;
+                        if std::mem::take(&mut is_failing) {
+                            tracing::info!("{} is written again", file.display());
+                            logged = None;
+                        }
                     }
                     Err(error) => {
                         status.failures += 1;
+                        is_failing = true;
                         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                             logged = Some(Instant::now());
                             tracing::warn!("{} cannot be written: {error}", file.display());
