@@ -12,17 +12,17 @@ use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, pings, remote_addres
 /// FRR's daemon (Debian: frr). It has no program in the search path.
 const BFDD: &str = "/usr/lib/frr/bfdd";
 /// Settings of the gateway's sessions.
-const SETTINGS: &str = "[bfd]\ntransmit_interval = 100\nreceive_interval = 150\nmultiplier = 4\n";
+pub(crate) const SETTINGS: &str = "[bfd]\ntransmit_interval = 100\nreceive_interval = 150\nmultiplier = 4\n";
 
 /// FRR's BFD in the namespace of a remote.
-struct Frr<'a> {
+pub(crate) struct Frr<'a> {
     daemons: Daemons<'a>,
     process: Option<Background>,
 }
 
 impl<'a> Frr<'a> {
     /// Starts bfdd with a session from `local` to `peer`. `kind` is empty or "multihop".
-    fn start(namespace: &'a Namespace, peer: &str, local: &str, kind: &str) -> Self {
+    pub(crate) fn start(namespace: &'a Namespace, peer: &str, local: &str, kind: &str) -> Self {
         let text = format!(
             "bfd\n peer {peer} {kind} local-address {local}\n  detect-multiplier 3\n  receive-interval 200\n  \
              transmit-interval 120\n  no shutdown\n !\n!\n"
@@ -54,7 +54,7 @@ impl<'a> Frr<'a> {
     }
 
     #[track_caller]
-    fn wait(&self, status: &str) -> Value {
+    pub(crate) fn wait(&self, status: &str) -> Value {
         let mut peer = Value::Null;
         let found = eventually(WAIT_LIMIT, || {
             peer = self.peer();
@@ -66,12 +66,12 @@ impl<'a> Frr<'a> {
 }
 
 /// The gateway and its operator.
-struct Gateway {
-    program: Program,
+pub(crate) struct Gateway {
+    pub(crate) program: Program,
 }
 
 impl Gateway {
-    fn start(world: &World, tables: &str) -> Self {
+    pub(crate) fn start(world: &World, tables: &str) -> Self {
         Self::start_with(world, &(world.one_segment() + tables))
     }
 
@@ -89,7 +89,7 @@ impl Gateway {
     }
 
     /// Returns the session with a remote as `wirepath show bfd` has it.
-    fn session(&self, remote: &str) -> Value {
+    pub(crate) fn session(&self, remote: &str) -> Value {
         let condition = [format!("remote={remote}")];
         let mut table = self.show("bfd", &condition);
         assert_eq!(table.rows.len(), 1, "{remote}: {table:?}");
@@ -97,7 +97,7 @@ impl Gateway {
     }
 
     #[track_caller]
-    fn wait(&self, remote: &str, state: &str) -> Value {
+    pub(crate) fn wait(&self, remote: &str, state: &str) -> Value {
         let mut session = Value::Null;
         let found = eventually(WAIT_LIMIT, || {
             session = self.session(remote);
@@ -124,7 +124,7 @@ impl Gateway {
     }
 }
 
-fn is_missing(variant: Variant) -> bool {
+pub(crate) fn is_missing(variant: Variant) -> bool {
     for need in [Requirement::File(BFDD), Requirement::Program("vtysh")] {
         if let Err(why) = need.check() {
             skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));

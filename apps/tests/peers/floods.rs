@@ -57,7 +57,7 @@ pub(crate) fn lose_no_ping(variant: Variant) {
 }
 
 /// Returns a frame to the VTEP from a random source: an echo request, a solicitation or a datagram.
-fn hostile(vtep: IpAddr, us: MacAddr, kind: usize, random: u32) -> Vec<u8> {
+pub(crate) fn hostile(vtep: IpAddr, us: MacAddr, kind: usize, random: u32) -> Vec<u8> {
     let source = match vtep {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(0x1000_0000 | random >> 4)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(0xfd00_0009 << 96 | u128::from(random) << 8 | 0xff)),

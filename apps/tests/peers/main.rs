@@ -11,8 +11,10 @@
 mod address_moves;
 mod bfd;
 mod broadcast;
+mod cgroup;
 mod evpn;
 mod evpn_routing;
+mod faults;
 mod floods;
 mod frames;
 mod frr;
@@ -177,6 +179,41 @@ macro_rules! gateway {
             observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
+}
+
+/// Faults of the machine below a running gateway.
+macro_rules! faults {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            clock: crate::faults::the_wall_clock_jumps;
+            disk: crate::faults::the_disk_is_full;
+            descriptors: crate::faults::no_descriptor_is_free;
+            threads: crate::faults::no_thread_can_start;
+            memory: crate::faults::memory_is_short;
+            processors: crate::faults::a_processor_is_taken_away;
+            stopped: crate::faults::stopped_for_twenty_seconds;
+            namespace: crate::faults::the_name_of_the_namespace_is_deleted;
+        })*
+    };
+}
+
+faults! {
+    faults_af_packet, by("af_packet", false);
+}
+over! {
+    faults_af_xdp,
+    by("af_xdp", true),
+    descriptors: crate::faults::no_descriptor_is_free;
+    processors: crate::faults::a_processor_is_taken_away;
+    namespace: crate::faults::the_name_of_the_namespace_is_deleted;
+}
+over! {
+    faults_mlx5,
+    by("mlx5", false),
+    stopped: crate::faults::stopped_for_twenty_seconds;
+    upgrade: crate::faults::rdma_core_is_upgraded;
 }
 
 /// Limits and rules of segments, which the workers and the control thread keep without drivers.

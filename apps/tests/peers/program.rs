@@ -33,11 +33,22 @@ impl Program {
 
     /// Starts a program with faults of the emulated NICs behind its ports.
     pub(crate) fn start_with_faults(namespace: &Namespace, binary: &str, config: &str, faults: &str) -> Self {
+        Self::start_under(namespace, &[], binary, config, faults)
+    }
+
+    /// Starts a program by way of another one that executes its arguments, such as env(1).
+    pub(crate) fn start_under(
+        namespace: &Namespace,
+        wrapper: &[&str],
+        binary: &str,
+        config: &str,
+        faults: &str,
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("config.toml");
         std::fs::write(&file, config).expect("write the configuration");
         let nics = nics(namespace, &folder, config, faults);
-        let mut arguments: Vec<String> = Vec::new();
+        let mut arguments: Vec<String> = wrapper.iter().map(|&word| word.to_owned()).collect();
         if let Some(nics) = &nics {
             arguments.push("env".to_owned());
             let variable = |(name, value): (&str, std::ffi::OsString)| format!("{name}={}", value.display());
@@ -65,6 +76,12 @@ impl Program {
         {
             assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "injected");
         }
+    }
+
+    /// Resets an emulated NIC, which the program takes back.
+    pub(crate) fn reset_nic(&self, device: &str) {
+        let answer = self.ask_nics(&format!("device = 'nic-{device}'\nkind = 'device-fatal'\n"));
+        assert_eq!(answer.trim(), "injected");
     }
 
     fn ask_nics(&self, request: &str) -> String {
@@ -112,6 +129,23 @@ impl Program {
     /// Stops the program with SIGTERM. It must exit with code 0 and a summary.
     pub(crate) fn stop(self) -> Summary {
         self.stop_with(0).0
+    }
+
+    /// Stops the program with SIGTERM, like [`Self::stop`]. Returns the summary and the log.
+    pub(crate) fn stop_with_log(self) -> (Summary, String) {
+        self.stop_with(0)
+    }
+
+    /// Waits for the end of a program that the kernel kills. Returns the log.
+    pub(crate) fn wait_for_kill(mut self) -> String {
+        let outcome = self.process.take().expect("not stopped yet").wait(STOPPING);
+        assert_eq!(outcome.code, None, "it ended by itself: {}{}", outcome.stdout, outcome.stderr);
+        outcome.stderr
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&mut self, signal: rustix::process::Signal) {
+        self.process().signal(signal);
     }
 
     /// Stops the program after a failure. It must exit with code 1 and a summary. Returns the summary and the
