@@ -6,7 +6,7 @@ use wirepath_settings::{
 };
 
 use super::MAX_PORTS;
-use super::RuntimeError;
+use super::{RuntimeError, memory_limit};
 use crate::worker::Idle;
 
 /// Use of huge pages for packet memory.
@@ -256,6 +256,19 @@ impl RuntimeConfig {
             tracing::info!("packet memory: {mib} MiB on {backing}, as no huge pages are free (vm.nr_hugepages)");
         } else {
             tracing::info!("packet memory: {mib} MiB on {backing}");
+        }
+        // Reserved huge pages do not count, and the kernel takes the others for use when they are written.
+        if let Some((limit, file)) = memory_limit::least()
+            && backing != Backing::HugePages
+            && limit < region.bytes() as u64
+        {
+            tracing::warn!(
+                "packet memory: {mib} MiB do not fit in the {} MiB of the program's control group ({}): the kernel \
+                 ends the program when packets use them. Raise the limit (MemoryMax= of systemd.resource-control), or \
+                 lower buffers in [pool]",
+                limit >> 20,
+                file.display()
+            );
         }
         Ok(Arena::in_region(region))
     }

@@ -2,6 +2,7 @@
 
 mod config;
 mod control;
+mod memory_limit;
 mod opening;
 mod ports;
 mod running;
