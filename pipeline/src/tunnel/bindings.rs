@@ -3,7 +3,7 @@
 //! Bindings come from the configuration, from ARP and ND messages that pass, and from other sources such as a routing
 //! protocol. Workers read a published copy ([`super::suppression`]). Publishing copies only the segments that changed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -81,6 +81,8 @@ pub(super) struct Claim {
     pub(super) mac: MacAddr,
     /// Router flag, if the message has one.
     pub(super) is_router: Option<bool>,
+    /// True if the claim replaces a binding of another control plane, which follows the move.
+    pub(super) overrides: bool,
 }
 
 /// Result of a claim.
@@ -102,6 +104,10 @@ pub(super) struct Bindings {
     by_mac: HashMap<Key, u32>,
     learned: HashMap<u16, usize>,
     changed: bool,
+    /// Segments whose changes are recorded.
+    watched: HashSet<u16>,
+    /// Addresses in watched segments whose bindings changed.
+    changes: HashSet<(u16, IpAddr)>,
 }
 
 impl Bindings {
@@ -132,15 +138,44 @@ impl Bindings {
         std::mem::take(&mut self.changed).then(|| self.segments.clone())
     }
 
-    fn get(&self, segment: u16, ip: IpAddr) -> Option<&Arc<Binding>> {
+    /// Records the changes of these segments for [`Self::take_watched`], and no longer those of others. All bindings of
+    /// a segment that was not watched before count as changed.
+    pub(super) fn watch(&mut self, segments: HashSet<u16>) {
+        self.changes.retain(|(segment, _)| segments.contains(segment));
+        for segment in segments.difference(&self.watched) {
+            let all = self.segments.get(segment).into_iter().flat_map(|all| all.keys());
+            self.changes.extend(all.map(|ip| (*segment, *ip)));
+        }
+        self.watched = segments;
+    }
+
+    /// Returns at most `limit` addresses of watched segments whose bindings changed, in any order. A binding may be as
+    /// it was.
+    pub(super) fn take_watched(&mut self, limit: usize) -> Vec<(u16, IpAddr)> {
+        if self.changes.len() <= limit {
+            return self.changes.drain().collect();
+        }
+        let taken: Vec<(u16, IpAddr)> = self.changes.iter().take(limit).copied().collect();
+        taken.iter().for_each(|key| _ = self.changes.remove(key));
+        taken
+    }
+
+    /// Returns the binding of an address.
+    pub(super) fn get(&self, segment: u16, ip: IpAddr) -> Option<&Arc<Binding>> {
         self.segments.get(&segment)?.get(&ip)
     }
 
     /// Processes a claim. Later claims replace earlier ones, so that an address can move to another host.
     pub(super) fn claim(&mut self, claim: Claim, now: u32) -> Claimed {
-        let Claim { segment, ip, mac, is_router } = claim;
+        let Claim { segment, ip, mac, is_router, overrides } = claim;
         let mut new_router = is_router;
         let outcome = match self.get(segment, ip) {
+            Some(known) if overrides && known.origin == BindingOrigin::External => {
+                if known.mac == mac {
+                    new_router = is_router.or(known.is_router);
+                }
+                Claimed::Moved
+            }
             Some(known) if known.mac == mac => {
                 known.touch(now);
                 if known.origin != BindingOrigin::Learned || is_router.is_none() || known.is_router == is_router {
@@ -158,7 +193,7 @@ impl Bindings {
         let is_full = match outcome {
             Claimed::New => of_mac >= PER_MAC || in_segment >= PER_SEGMENT || self.total() >= LEARNED,
             Claimed::Moved => of_mac >= PER_MAC,
-            _ => false,
+            Claimed::Known | Claimed::Refused => false,
         };
         if is_full {
             return Claimed::Refused;
@@ -216,7 +251,14 @@ impl Bindings {
             *self.learned.entry(segment).or_default() += 1;
         }
         Arc::make_mut(self.segments.entry(segment).or_default()).insert(ip, Arc::new(binding));
+        self.note_change(segment, ip);
+    }
+
+    fn note_change(&mut self, segment: u16, ip: IpAddr) {
         self.changed = true;
+        if self.watched.contains(&segment) {
+            self.changes.insert((segment, ip));
+        }
     }
 
     fn take(&mut self, segment: u16, ip: IpAddr) {
@@ -226,7 +268,7 @@ impl Bindings {
         if map.is_empty() {
             self.segments.remove(&segment);
         }
-        self.changed = true;
+        self.note_change(segment, ip);
         let Some(removed) = removed.filter(|removed| removed.origin == BindingOrigin::Learned) else { return };
         let key = Key::new(segment, removed.mac);
         if let Some(n) = self.by_mac.get_mut(&key) {
@@ -257,7 +299,7 @@ mod tests {
     }
 
     fn claim(segment: u16, address: u32, host: u32) -> Claim {
-        Claim { segment, ip: ip(address), mac: mac(host), is_router: None }
+        Claim { segment, ip: ip(address), mac: mac(host), is_router: None, overrides: false }
     }
 
     #[test]
@@ -281,6 +323,58 @@ mod tests {
         bindings.age(305, |_| 300);
         bindings.remove(1, ip(1), BindingOrigin::Static);
         assert!(bindings.segments.is_empty() && bindings.by_mac.is_empty() && bindings.learned.is_empty());
+    }
+
+    #[test]
+    fn local_hosts_take_addresses_from_another_control_plane() {
+        let mut bindings = Bindings::default();
+        let overriding = |address, host| Claim { overrides: true, ..claim(1, address, host) };
+        bindings.set(1, ip(1), mac(9), true, BindingOrigin::External);
+        bindings.set(1, ip(2), mac(9), false, BindingOrigin::Static);
+        assert_eq!(bindings.claim(overriding(2, 1), 0), Claimed::Refused, "a static one stays");
+        assert_eq!(bindings.claim(overriding(1, 9), 0), Claimed::Moved, "the same host at a local port");
+        let known = bindings.get(1, ip(1)).unwrap();
+        assert_eq!((known.origin, known.is_router), (BindingOrigin::Learned, Some(true)));
+        bindings.set(1, ip(1), mac(9), false, BindingOrigin::External);
+        assert_eq!(bindings.claim(overriding(1, 3), 0), Claimed::Moved);
+        let known = bindings.get(1, ip(1)).unwrap();
+        assert_eq!((known.mac, known.is_router), (mac(3), None));
+        bindings.set(1, ip(3), mac(8), false, BindingOrigin::External);
+        let of_host = (10..10 + PER_MAC - 1).filter(|n| bindings.claim(overriding(*n, 3), 0) == Claimed::New).count();
+        assert_eq!(of_host, PER_MAC as usize - 1);
+        assert_eq!(bindings.claim(overriding(3, 3), 0), Claimed::Refused, "the limit of a host holds");
+    }
+
+    #[test]
+    fn changes_of_watched_segments_are_recorded_once() {
+        let mut bindings = Bindings::default();
+        let take = |bindings: &mut Bindings, limit| {
+            let mut taken = bindings.take_watched(limit);
+            taken.sort_unstable();
+            taken
+        };
+        (1..4).for_each(|n| _ = bindings.claim(claim(1, n, n), 0));
+        bindings.claim(claim(2, 1, 1), 0);
+        assert_eq!(take(&mut bindings, 9), []);
+        bindings.watch(HashSet::from([1]));
+        let first = bindings.take_watched(2);
+        let mut all = [first, bindings.take_watched(2)].concat();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3].map(|n| (1, ip(n))), "what was there before");
+        bindings.watch(HashSet::from([1]));
+        bindings.claim(claim(1, 1, 1), 5);
+        assert_eq!(take(&mut bindings, 9), [], "a confirmation is no change");
+        bindings.claim(claim(1, 1, 4), 5);
+        bindings.claim(claim(1, 1, 5), 5);
+        bindings.set(1, ip(2), mac(9), false, BindingOrigin::External);
+        bindings.claim(claim(2, 1, 2), 5);
+        assert_eq!(take(&mut bindings, 9), [(1, ip(1)), (1, ip(2))]);
+        bindings.remove(1, ip(2), BindingOrigin::External);
+        bindings.age(300, |_| 300);
+        assert_eq!(take(&mut bindings, 9), [(1, ip(2)), (1, ip(3))]);
+        bindings.claim(claim(1, 7, 7), 300);
+        bindings.watch(HashSet::from([2]));
+        assert_eq!(take(&mut bindings, 9), [(2, ip(1))], "no changes of a segment that is not watched any more");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use wirepath_wire::MacAddr;
 use super::bindings::BindingOrigin;
 use super::config::{GatewayConfig, MAX_REMOTES, RemoteConfig, SegmentConfig, SegmentControl};
 use super::control::GatewayControl;
+use super::suppression::is_local_host;
 use super::tables::Destination;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
@@ -97,6 +98,17 @@ pub struct LocalAddress {
     pub mac: MacAddr,
     /// True if the address is behind a local port.
     pub present: bool,
+}
+
+/// An IP address of a host in a segment that appeared, moved to another Ethernet address, or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalBinding {
+    /// VNI of the segment.
+    pub vni: u32,
+    /// IP address.
+    pub ip: IpAddr,
+    /// Ethernet address and router flag; `None`: not known any more, or known from the other control plane.
+    pub host: Option<(MacAddr, bool)>,
 }
 
 /// Figures of the entries from another control plane.
@@ -311,6 +323,7 @@ impl GatewayControl {
         if lost_some {
             self.fdb.remove_all(|entry| entry.external && !watched.contains(&entry.key.segment()));
         }
+        self.bindings.watch(watched.clone());
         self.fdb.watch(watched);
     }
 
@@ -403,11 +416,32 @@ impl GatewayControl {
         let changed = self.fdb.take_changed(limit);
         let change = |key: Key| {
             let vni = self.segment_config(key.segment())?.vni?;
-            let entry = self.fdb.get(key).filter(|entry| !entry.external);
-            let is_local = |destination| matches!(Destination::unpack(destination), Destination::Attachment(_));
-            Some(LocalAddress { vni, mac: key.mac(), present: entry.is_some_and(|entry| is_local(entry.destination)) })
+            Some(LocalAddress { vni, mac: key.mac(), present: is_local_host(&mut self.fdb, key) })
         };
         changed.into_iter().filter_map(change).collect()
+    }
+
+    /// Returns at most `limit` IP addresses of segments with `control = "kernel"` whose host changed since the last
+    /// call. A binding may be as it was, and its host may be behind a remote.
+    pub fn take_local_bindings(&mut self, limit: usize) -> Vec<LocalBinding> {
+        let mut changes = Vec::new();
+        for (index, ip) in self.bindings.take_watched(limit) {
+            let Some(vni) = self.segment_config(index).and_then(|segment| segment.vni) else { continue };
+            let host = match self.bindings.get(index, ip) {
+                Some(known) if known.origin == BindingOrigin::External => None,
+                Some(known) => Some((known.mac, known.is_router == Some(true))),
+                None => {
+                    // A local host had taken the address and left it again.
+                    let external = self.external.segments.get(&vni).and_then(|it| it.bindings.get(&ip)).copied();
+                    if external.is_some() {
+                        self.place_binding(vni, ip, external);
+                    }
+                    None
+                }
+            };
+            changes.push(LocalBinding { vni, ip, host });
+        }
+        changes
     }
 
     /// Returns the figures of the entries from another control plane.

@@ -378,7 +378,8 @@ impl GatewayControl {
                 }
                 (Fact::Binding { ip, mac, is_router, age, .. }, Some((segment, config))) => {
                     let is_young = config.ageing == 0 || age.saturating_add(elapsed) < config.ageing;
-                    let claim = Claim { segment, ip: *ip, mac: *mac, is_router: *is_router };
+                    let (ip, mac, is_router) = (*ip, *mac, *is_router);
+                    let claim = Claim { segment, ip, mac, is_router, overrides: false };
                     let is_learned = is_young
                         && config.suppression.enabled
                         && matches!(self.bindings.claim(claim, now), Claimed::New | Claimed::Moved);

@@ -33,7 +33,7 @@ use super::stage::{StageState, View};
 use super::tables::Destination;
 use super::underlay::is_host_address;
 use crate::Context;
-use crate::table::{Key, NO_DESTINATION};
+use crate::table::{FdbWriter, Key, NO_DESTINATION};
 use crate::token_bucket::TokenBucket;
 
 /// Length of the queue of claims, and the most that the control thread processes in a tick.
@@ -246,7 +246,11 @@ impl View<'_> {
         let Some(message) = Message::read(&state.parser, &packet) else { return Some(packet) };
         let known = self.bindings.read(context.guard()).get(&segment);
         if let Some((ip, mac, is_router)) = message.claim {
-            self.report_claim(state, context, Claim { segment, ip, mac, is_router }, known.and_then(|it| it.get(&ip)));
+            let is_local = matches!(from, Destination::Attachment(_));
+            let overrides =
+                is_local && self.layout.segments.get(usize::from(segment)).is_some_and(|it| it.follows_claims);
+            let claim = Claim { segment, ip, mac, is_router, overrides };
+            self.report_claim(state, context, claim, known.and_then(|it| it.get(&ip)));
         }
         let (Destination::Attachment(index), Some(request)) = (from, message.request) else { return Some(packet) };
         let binding = known.and_then(|known| known.get(&request.target()));
@@ -266,7 +270,8 @@ impl View<'_> {
 
     /// Marks a binding as seen, or reports the claim to the control thread.
     fn report_claim(&self, state: &StageState, context: &Context<'_>, claim: Claim, known: Option<&Arc<Binding>>) {
-        match known {
+        let holds = |known: &&Arc<Binding>| !(claim.overrides && known.origin == BindingOrigin::External);
+        match known.filter(holds) {
             Some(known)
                 if known.mac == claim.mac && (claim.is_router.is_none() || known.is_router == claim.is_router) =>
             {
@@ -323,14 +328,22 @@ fn write_reply(packet: &mut Packet, request: &Request, binding: &Binding) -> boo
     fits
 }
 
+/// Returns whether an address is behind a local port.
+pub(super) fn is_local_host(fdb: &mut FdbWriter, key: Key) -> bool {
+    let entry = fdb.get(key).filter(|entry| !entry.external);
+    entry.is_some_and(|entry| matches!(Destination::unpack(entry.destination), Destination::Attachment(_)))
+}
+
 impl GatewayControl {
     /// Processes the claims of the workers, and publishes changed bindings.
     pub(super) fn update_bindings(&mut self, now: u32) {
         let claims = Arc::clone(&self.tables.claims);
-        for claim in std::iter::from_fn(|| claims.pop()).take(CLAIMS) {
+        for mut claim in std::iter::from_fn(|| claims.pop()).take(CLAIMS) {
             // The segment may have been removed since.
             let is_there = self.segment_config(claim.segment).is_some_and(|segment| segment.suppression.enabled);
             let Some(stats) = self.learns.get_mut(usize::from(claim.segment)).filter(|_| is_there) else { continue };
+            // The other control plane learns of the move of the host itself first.
+            claim.overrides &= is_local_host(&mut self.fdb, Key::new(claim.segment, claim.mac));
             match self.bindings.claim(claim, now) {
                 Claimed::New => stats.bindings_learned += 1,
                 Claimed::Moved => {

@@ -222,6 +222,8 @@ pub struct Segment {
     pub learn_rules: LearnRules,
     /// If true, workers answer ARP and ND requests of local hosts.
     pub neighbour_suppression: bool,
+    /// If true, local hosts may take IP addresses from hosts that another control plane has announced.
+    pub(super) follows_claims: bool,
     /// Gets copies of all frames.
     pub(super) mirror: Option<Mirror>,
     /// Limits the frames that local ports flood.
@@ -453,6 +455,7 @@ impl Layout {
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 learn_rules: segment.learn_rules,
                 neighbour_suppression: segment.suppression.enabled,
+                follows_claims: segment.control == SegmentControl::Kernel,
                 mirror: segment.mirror.and_then(|index| ports.get(index)).map(Mirror::new),
                 storm_control: StormControl::new(segment.storm_limits, known.map(|known| &known.storm_control)),
                 new_remotes: known.map_or_else(
