@@ -38,10 +38,11 @@ pub(super) const NDA_LLADDR: u16 = 2;
 const NDA_VLAN: u16 = 5;
 const NDA_VNI: u16 = 7;
 const NDA_MASTER: u16 = 9;
+pub(super) const NDA_PROTOCOL: u16 = 12;
 const NDA_NH_ID: u16 = 13;
 const NTF_SELF: u8 = 0x02;
 pub(super) const NTF_EXT_LEARNED: u8 = 0x10;
-const NTF_ROUTER: u8 = 0x80;
+pub(super) const NTF_ROUTER: u8 = 0x80;
 
 /// Length of `struct rtmsg`.
 pub(super) const RTMSG: usize = 12;
@@ -213,6 +214,8 @@ pub struct Neighbour {
     pub external: bool,
     /// Router flag (RFC 4861 section 4.4).
     pub is_router: bool,
+    /// Number of the program that wrote the entry, as the `proto` of `ip neigh` (`NDA_PROTOCOL`); 0: not stated.
+    pub protocol: u8,
 }
 
 /// State of an entry of an ARP or ND table (`NUD_*`, RFC 4861 section 7.3.2).
@@ -388,7 +391,8 @@ fn read_neighbour(removed: bool, body: &[u8]) -> Result<Option<Message>, Malform
             // Entries of devices without Ethernet addresses have others, or none.
             let mac = mac.filter(|_| state.has_address());
             let is_router = flags & NTF_ROUTER != 0;
-            Ok(Some(Message::Neighbour(Neighbour { index, address, state, mac, external, is_router })))
+            let protocol = attributes.find(NDA_PROTOCOL).and_then(|value| value.first().copied()).unwrap_or(0);
+            Ok(Some(Message::Neighbour(Neighbour { index, address, state, mac, external, is_router, protocol })))
         }
         _ => Ok(None),
     }
@@ -529,6 +533,7 @@ mod tests {
         let mut body = ndmsg(libc::AF_INET6, 8, state, NTF_EXT_LEARNED | NTF_ROUTER);
         put(&mut body, NDA_DST, &[0xfd; 16]);
         put(&mut body, NDA_LLADDR, &MAC.0);
+        put(&mut body, NDA_PROTOCOL, &[11]);
         body
     }
 
@@ -559,7 +564,8 @@ mod tests {
         assert_eq!(Message::read(RTM_DELNEIGH, &of_bridge()), Ok(Some(Message::Fdb(Fdb::Bridge(entry)))));
         let address = IpAddr::from([0xfd; 16]);
         let state = NudState::Fixed;
-        let known = Neighbour { index: 8, address, state, mac: Some(MAC), external: true, is_router: true };
+        let mac = Some(MAC);
+        let known = Neighbour { index: 8, address, state, mac, external: true, is_router: true, protocol: 11 };
         assert_eq!(Message::read(RTM_NEWNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(known))));
         let unknown = Neighbour { mac: None, state: NudState::None, ..known };
         assert_eq!(Message::read(RTM_DELNEIGH, &neighbour(0x40)), Ok(Some(Message::Neighbour(unknown))));

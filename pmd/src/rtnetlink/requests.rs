@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use super::messages::{
     IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
-    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDMSG, NHMSG,
-    NTF_EXT_LEARNED, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTMSG, read_address,
-    read_hops,
+    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDA_PROTOCOL,
+    NDMSG, NHMSG, NTF_EXT_LEARNED, NTF_ROUTER, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH,
+    RTM_NEWROUTE, RTMSG, read_address, read_hops,
 };
 use super::{Malformed, Message, Neighbour, RouteHop, Vxlan};
 use crate::drivers::kernel::common::netlink::{Attributes, Netlink, ifinfomsg, put, read_u32};
@@ -45,6 +45,7 @@ const RTM_F_FIB_MATCH: u32 = 0x2000;
 const NTF_USE: u8 = 0x01;
 const NTF_MASTER: u8 = 0x04;
 const NUD_REACHABLE: u16 = 0x02;
+const NUD_PERMANENT: u16 = 0x80;
 
 /// Length of `struct ifaddrmsg`.
 const IFADDRMSG: usize = 8;
@@ -302,6 +303,43 @@ impl Requests {
     pub fn remove_address(&mut self, port: u32, mac: MacAddr) -> io::Result<()> {
         match self.netlink.request(RTM_DELNEIGH, 0, &bridge_entry(port, mac, 0, NTF_MASTER), |_, _| {}) {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Puts an entry into the ARP or ND table, as `ip neigh replace IP dev LINK lladdr MAC nud permanent proto PROTOCOL`.
+    /// The kernel neither solicits the address nor removes the entry for want of room, and its limits (`gc_thresh`) do
+    /// not count the entry. Returns false if the kernel or the interface does not have the IP version.
+    ///
+    /// # Errors
+    /// If the kernel refuses it for another reason.
+    pub fn put_neighbour(
+        &mut self,
+        index: u32,
+        address: IpAddr,
+        mac: MacAddr,
+        is_router: bool,
+        protocol: u8,
+    ) -> io::Result<bool> {
+        let mut body = neighbour_entry(index, address, if is_router { NTF_ROUTER } else { 0 });
+        body[8..10].copy_from_slice(&NUD_PERMANENT.to_ne_bytes());
+        put(&mut body, NDA_LLADDR, &mac.0);
+        put(&mut body, NDA_PROTOCOL, &[protocol]);
+        match self.netlink.request(RTM_NEWNEIGH, CREATE_OR_REPLACE, &body, |_, _| {}) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EINVAL)) => Ok(false),
+            written => written.map(|()| true),
+        }
+    }
+
+    /// Removes an entry of the ARP or ND table, unless it is not there.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn remove_neighbour(&mut self, index: u32, address: IpAddr) -> io::Result<()> {
+        match self.netlink.request(RTM_DELNEIGH, 0, &neighbour_entry(index, address, 0), |_, _| {}) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EAFNOSUPPORT)) => {
+                Ok(())
+            }
             removed => removed,
         }
     }

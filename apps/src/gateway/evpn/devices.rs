@@ -114,7 +114,8 @@ impl Links {
     }
 }
 
-fn is_own(link: &Link) -> bool {
+/// Returns whether the gateway made a device, in this or a former run.
+pub(super) fn is_own(link: &Link) -> bool {
     link.alias.as_deref() == Some(ALIAS)
 }
 

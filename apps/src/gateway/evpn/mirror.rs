@@ -11,10 +11,11 @@ use std::net::IpAddr;
 use wirepath_pipeline::route::NetworkPrefix;
 use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pmd::rtnetlink::{
-    BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, Route, TunnelEntry, Vxlan,
+    BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, NudState, Route, TunnelEntry, Vxlan,
 };
 use wirepath_wire::MacAddr;
 
+use super::hosts::PROTOCOL;
 use super::routes::Routes;
 use crate::gateway::exchange;
 
@@ -52,6 +53,20 @@ pub(super) struct MirrorStats {
     pub(super) unsupported: u64,
     /// Entries that found no room.
     pub(super) refused: u64,
+}
+
+/// Ethernet address and router flag of the host with an IP address.
+pub(super) type Host = (MacAddr, bool);
+
+/// Entry of an IP address among the neighbours of a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NeighbourEntry {
+    /// There is none, or none with an address.
+    None,
+    /// This program put it there, in this or a former run.
+    Own(Host),
+    /// Another program or the kernel itself put it there.
+    Foreign,
 }
 
 /// A value, and the dump in which it was last seen.
@@ -118,6 +133,8 @@ pub(super) struct Mirror {
     pub(super) changes: ExternalChanges,
     /// Addresses whose entry in the bridge of a VNI was removed since they were last taken, with their former port.
     pub(super) vanished: Vec<(u32, MacAddr, u32)>,
+    /// IP addresses whose own entry in the bridge of a VNI was removed or replaced since they were last taken.
+    pub(super) vanished_neighbours: Vec<(u32, IpAddr)>,
     pub(super) stats: MirrorStats,
 }
 
@@ -215,6 +232,19 @@ impl Mirror {
         let entries = self.devices(vni).and_then(|devices| self.bridges.get(&devices.bridge?));
         let here = |place: &BridgePlace| place.port == port && place.external;
         entries.into_iter().flatten().filter(|(_, place)| here(&place.value)).map(|(mac, _)| *mac).collect()
+    }
+
+    /// Returns the entry of an IP address among the neighbours of the bridge of a VNI.
+    pub(super) fn neighbour(&self, vni: u32, address: IpAddr) -> NeighbourEntry {
+        let neighbours = self.devices(vni).and_then(|devices| self.neighbours.get(&devices.bridge?));
+        neighbours.and_then(|entries| entries.get(&address)).map_or(NeighbourEntry::None, |it| own(&it.value))
+    }
+
+    /// Returns the IP addresses that this program put among the neighbours of the bridge of a VNI.
+    pub(super) fn own_neighbours(&self, vni: u32) -> Vec<IpAddr> {
+        let neighbours = self.devices(vni).and_then(|devices| self.neighbours.get(&devices.bridge?));
+        let is_own = |entry: &Seen<Neighbour>| matches!(own(&entry.value), NeighbourEntry::Own(_));
+        neighbours.into_iter().flatten().filter(|(_, entry)| is_own(entry)).map(|(address, _)| *address).collect()
     }
 
     /// Returns the numbers of entries of a VNI.
@@ -399,6 +429,7 @@ impl Mirror {
 
     fn apply_neighbour(&mut self, neighbour: Neighbour) {
         let Neighbour { index, address, mac, .. } = neighbour;
+        let known = self.neighbours.get(&index).and_then(|entries| entries.get(&address)).map(|it| own(&it.value));
         if mac.is_some() {
             let is_full = self.neighbour_entries >= MAX_ENTRIES;
             let entries = self.neighbours.entry(index).or_default();
@@ -416,7 +447,12 @@ impl Mirror {
             self.neighbour_entries -= 1;
         }
         let routes = self.routes.users(index, address);
+        let was_own = matches!(known, Some(NeighbourEntry::Own(_)));
+        let vanished = was_own && (mac.is_none() || known != Some(own(&neighbour)));
         for vni in self.by_bridge.get(&index).cloned().unwrap_or_default() {
+            if vanished {
+                self.vanished_neighbours.push((vni, address));
+            }
             self.report_binding(vni, address);
             routes.iter().for_each(|to| self.report_route(vni, *to));
         }
@@ -556,6 +592,18 @@ impl Mirror {
     }
 }
 
+/// Returns whose entry a neighbour is.
+fn own(neighbour: &Neighbour) -> NeighbourEntry {
+    let Neighbour { state, mac, external, is_router, protocol, .. } = *neighbour;
+    match mac {
+        Some(mac) if protocol == PROTOCOL && state == NudState::Fixed && !external => {
+            NeighbourEntry::Own((mac, is_router))
+        }
+        Some(_) => NeighbourEntry::Foreign,
+        None => NeighbourEntry::None,
+    }
+}
+
 /// Returns the keys of the entries that were not seen in a dump.
 fn stale<K: Copy, V>(entries: &HashMap<K, Seen<V>>, dump: u32) -> impl Iterator<Item = K> {
     entries.iter().filter(move |(_, entry)| entry.dump != dump).map(|(key, _)| *key)
@@ -596,6 +644,8 @@ mod tests {
     const BRIDGE: u32 = 8;
     const VXLAN: u32 = 9;
     const ACCESS: u32 = 10;
+    /// `RTPROT_ZEBRA`.
+    const ZEBRA: u8 = 11;
 
     fn vtep(n: u8) -> IpAddr {
         [10, 9, 0, n].into()
@@ -626,7 +676,15 @@ mod tests {
     fn neighbour(n: u8, mac: Option<MacAddr>) -> Message {
         let address = [192, 0, 2, n].into();
         let state = NudState::Fixed;
-        Message::Neighbour(Neighbour { index: BRIDGE, address, state, mac, external: true, is_router: false })
+        Message::Neighbour(Neighbour {
+            index: BRIDGE,
+            address,
+            state,
+            mac,
+            external: true,
+            is_router: false,
+            protocol: ZEBRA,
+        })
     }
 
     /// All facts about two remote hosts, one of them with its IP address, and one local host.
@@ -655,7 +713,15 @@ mod tests {
     fn router(n: u8, mac: Option<MacAddr>) -> Message {
         let state = NudState::Fixed;
         let address = vtep(n);
-        Message::Neighbour(Neighbour { index: BRIDGE, address, state, mac, external: true, is_router: false })
+        Message::Neighbour(Neighbour {
+            index: BRIDGE,
+            address,
+            state,
+            mac,
+            external: true,
+            is_router: false,
+            protocol: ZEBRA,
+        })
     }
 
     fn network(n: u8) -> NetworkPrefix {

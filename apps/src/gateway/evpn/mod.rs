@@ -10,6 +10,7 @@
 //! tables, however fast they change.
 
 mod devices;
+mod hosts;
 mod mirror;
 mod routes;
 mod thread;
@@ -59,6 +60,7 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::gauge("routes", Unit::None, "Routes to routers behind VTEPs in the kernel"),
         Column::gauge("remotes", Unit::None, "VTEPs that the gateway uses"),
         Column::gauge("advertised", Unit::None, "Addresses of local ports that the kernel has from the gateway"),
+        Column::gauge("advertised_ips", Unit::None, "IP addresses of local hosts that the kernel has from the gateway"),
     ],
 };
 
@@ -75,13 +77,15 @@ static SYNC: TableSpec = TableSpec {
         Column::counter("interrupted", Unit::None, "Dumps that changes interrupted, and that were repeated"),
         Column::counter("written", Unit::None, "Local addresses written"),
         Column::counter("removed", Unit::None, "Local addresses removed"),
+        Column::counter("written_ips", Unit::None, "IP addresses of local hosts written"),
+        Column::counter("removed_ips", Unit::None, "IP addresses of local hosts removed"),
         Column::counter("write_errors", Unit::None, "Writes that the kernel refused"),
         Column::counter("refused", Unit::None, "Addresses for which there was no room, or that are static"),
         Column::counter("applied", Unit::None, "Changes applied to the forwarding tables"),
         Column::counter("refused_routes", Unit::None, "Routes for which there was no room"),
         Column::gauge("nexthops", Unit::None, "Nexthop objects of forwarding databases in the kernel"),
         Column::gauge("pending", Unit::None, "Changes that wait for the forwarding tables"),
-        Column::gauge("waiting", Unit::None, "Local addresses that wait to be written"),
+        Column::gauge("waiting", Unit::None, "Local addresses and IP addresses that wait to be written"),
         Column::gauge("lag_us", Unit::None, "Microseconds from the message to the forwarding tables, last change"),
         Column::gauge("max_lag_us", Unit::None, "The longest of these times since the start"),
     ],
@@ -224,9 +228,14 @@ impl Evpn {
             }
         }
         let local = gateway.take_local_changes(CHANGES);
-        if !local.is_empty() {
+        let bindings = gateway.take_local_bindings(CHANGES);
+        if !local.is_empty() || !bindings.is_empty() {
             let local = local.into_iter().map(|it| ((it.vni, it.mac), it.present));
-            self.shared.order(|orders| orders.local.extend(local));
+            let bindings = bindings.into_iter().map(|it| ((it.vni, it.ip), it.host));
+            self.shared.order(|orders| {
+                orders.local.extend(local);
+                orders.bindings.extend(bindings);
+            });
         }
     }
 
@@ -255,6 +264,7 @@ impl Evpn {
         if table.name == SYNC.name {
             let stats = gateway.external_stats();
             let [lag_us, max_lag_us] = self.lag.columns();
+            let [macs, addresses] = status.writers;
             return vec![vec![
                 status.mirror.messages.into(),
                 status.malformed.into(),
@@ -262,9 +272,11 @@ impl Evpn {
                 status.overflows.into(),
                 status.dumps.into(),
                 status.interrupted.into(),
-                status.writer.written.into(),
-                status.writer.removed.into(),
-                status.writer.refused.into(),
+                macs.written.into(),
+                macs.removed.into(),
+                addresses.written.into(),
+                addresses.removed.into(),
+                (macs.refused + addresses.refused).into(),
                 (status.mirror.refused + stats.refused_macs).into(),
                 self.applied.into(),
                 stats.refused_routes.into(),
@@ -289,7 +301,8 @@ impl Evpn {
                 it.counts.bindings.into(),
                 it.counts.routes.into(),
                 gateway.external_counts(segment.vni).0.into(),
-                it.advertised.into(),
+                it.advertised[0].into(),
+                it.advertised[1].into(),
             ]
         };
         self.segments.iter().map(row).collect()

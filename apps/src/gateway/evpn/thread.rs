@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,9 @@ use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscripti
 use wirepath_wire::MacAddr;
 
 use super::devices::{self, EvpnSegment, Names};
-use super::mirror::{Counts, Mirror, MirrorStats};
-use super::writer::{Writer, WriterStats};
+use super::hosts::Hosts;
+use super::mirror::{Counts, Devices, Host, Mirror, MirrorStats};
+use super::writer::WriterStats;
 use crate::gateway::exchange::{self, lock};
 
 /// Receive buffer of the notifications, in bytes: about 150 000 messages.
@@ -38,6 +40,8 @@ pub(super) struct Orders {
     pub(super) removed: HashSet<u32>,
     /// Addresses that appeared at local ports (true), or went.
     pub(super) local: HashMap<(u32, MacAddr), bool>,
+    /// Hosts of IP addresses whose messages passed; `None`: not known any more.
+    pub(super) bindings: HashMap<(u32, IpAddr), Option<Host>>,
     pub(super) stop: bool,
 }
 
@@ -48,7 +52,8 @@ pub(super) struct SegmentStatus {
     pub(super) bridge: Option<String>,
     pub(super) access: Option<String>,
     pub(super) counts: Counts,
-    pub(super) advertised: usize,
+    /// Ethernet and IP addresses of local hosts that the kernel has.
+    pub(super) advertised: [usize; 2],
 }
 
 impl SegmentStatus {
@@ -67,7 +72,8 @@ impl SegmentStatus {
 pub(super) struct Status {
     pub(super) segments: HashMap<u32, SegmentStatus>,
     pub(super) mirror: MirrorStats,
-    pub(super) writer: WriterStats,
+    /// Writes of Ethernet and of IP addresses.
+    pub(super) writers: [WriterStats; 2],
     pub(super) malformed: u64,
     pub(super) overflows: u64,
     pub(super) dumps: u64,
@@ -87,10 +93,12 @@ pub(super) struct Thread {
     has_routers: bool,
     requests: Requests,
     mirror: Mirror,
-    writer: Writer,
+    hosts: Hosts,
     segments: HashMap<u32, EvpnSegment>,
     /// Port for local addresses, by VNI.
     access: HashMap<u32, u32>,
+    /// Bridge for IP addresses of local hosts, by VNI.
+    bridges: HashMap<u32, u32>,
     /// Time when the entries of a former run are removed, by VNI.
     sweeps: HashMap<u32, Instant>,
     start: Instant,
@@ -118,9 +126,10 @@ impl Thread {
             has_routers: false,
             requests: Requests::new()?,
             mirror: Mirror::default(),
-            writer: Writer::default(),
+            hosts: Hosts::default(),
             segments: HashMap::new(),
             access: HashMap::new(),
+            bridges: HashMap::new(),
             sweeps: HashMap::new(),
             start: now,
             malformed: 0,
@@ -161,8 +170,9 @@ impl Thread {
                 self.mirror.watch(&self.segments.keys().copied().filter(stay).collect());
                 self.mirror.changes.retain(|vni| stay(&vni));
                 lock(&self.shared.outbox).changes.retain(|vni| stay(&vni));
-                self.writer.retain(|vni| stay(&vni));
+                self.hosts.retain(|vni| stay(&vni));
                 self.access.retain(|vni, _| stay(vni));
+                self.bridges.retain(|vni, _| stay(vni));
             }
             if let Some(segments) = orders.segments
                 && let Err(error) = self.set_segments(segments)
@@ -171,20 +181,25 @@ impl Thread {
             }
             for ((vni, mac), present) in orders.local {
                 if self.segments.contains_key(&vni) {
-                    self.writer.change(vni, mac, present);
+                    self.hosts.change_mac(vni, mac, present);
+                }
+            }
+            for ((vni, address), host) in orders.bindings {
+                if self.segments.contains_key(&vni) {
+                    self.hosts.change_binding(vni, address, host);
                 }
             }
             self.turn(now);
         }
         let vnis: Vec<u32> = self.segments.keys().copied().collect();
-        if let Err(error) = devices::remove(&mut self.requests, vnis) {
+        if let Err(error) = self.remove_devices(&vnis) {
             tracing::error!("{error}");
         }
     }
 
     /// Waits for a message of the kernel, an order or the next timer.
     fn wait(&self) {
-        let mut time = if self.writer.waiting() > 0 { BUSY } else { IDLE };
+        let mut time = if self.hosts.waiting() > 0 { BUSY } else { IDLE };
         if let Some(dump_at) = self.dump_at {
             time = time.min(dump_at.saturating_duration_since(Instant::now()));
         }
@@ -209,14 +224,11 @@ impl Thread {
         }
         self.find_ports();
         self.publish(now);
-        for (vni, mac, port) in std::mem::take(&mut self.mirror.vanished) {
-            if self.access.get(&vni) == Some(&port) {
-                self.writer.vanished(vni, mac);
-            }
-        }
+        let Self { hosts, mirror, access, .. } = self;
+        hosts.follow(mirror, |vni| access.get(&vni).copied());
         if now >= self.writes_from {
-            let Self { writer, requests, mirror, access, start, .. } = self;
-            let written = writer.run(requests, mirror, |vni| access.get(&vni).copied(), now - *start);
+            let Self { hosts, requests, mirror, access, start, .. } = self;
+            let written = hosts.run(requests, mirror, |vni| access.get(&vni).copied(), now - *start);
             if let Err(error) = written {
                 self.writes_from = now + IDLE;
                 self.complain(&io::Error::new(error.kind(), format!("write a local address: {error}")));
@@ -239,9 +251,12 @@ impl Thread {
         let new: HashMap<u32, EvpnSegment> = segments.iter().map(|segment| (segment.vni, segment.clone())).collect();
         let old = std::mem::replace(&mut self.segments, new);
         let vnis: HashSet<u32> = self.segments.keys().copied().collect();
-        self.writer.retain(|vni| vnis.contains(&vni));
+        self.hosts.retain(|vni| vnis.contains(&vni));
         self.access.retain(|vni, _| vnis.contains(vni));
+        self.bridges.retain(|vni, _| vnis.contains(vni));
         self.sweeps.retain(|vni, _| vnis.contains(vni));
+        let removed: Vec<u32> = old.into_keys().filter(|vni| !vnis.contains(vni)).collect();
+        let outcome = self.remove_devices(&removed);
         self.mirror.watch(&vnis);
         let has_routers = segments.iter().any(|segment| segment.router.is_some());
         if has_routers && !self.has_routers {
@@ -250,9 +265,23 @@ impl Thread {
             self.dump_at = Some(Instant::now());
         }
         self.has_routers |= has_routers;
-        let removed = old.into_keys().filter(|vni| !vnis.contains(vni));
-        devices::remove(&mut self.requests, removed)?;
+        outcome?;
         devices::ensure(&mut self.requests, &segments)
+    }
+
+    /// Removes the devices of these VNIs that the gateway made. IP addresses of local hosts leave a bridge of somebody
+    /// else together with the port for local addresses.
+    fn remove_devices(&mut self, vnis: &[u32]) -> io::Result<()> {
+        for vni in vnis {
+            let Some(Devices { vxlan, bridge: Some(bridge) }) = self.mirror.devices(*vni) else { continue };
+            let is_own = |index| self.mirror.link(index).is_some_and(devices::is_own);
+            if is_own(vxlan) && !is_own(bridge) {
+                for address in self.mirror.own_neighbours(*vni) {
+                    self.requests.remove_neighbour(bridge, address)?;
+                }
+            }
+        }
+        devices::remove(&mut self.requests, vnis.iter().copied())
     }
 
     /// Makes devices that are missing, which somebody else removed.
@@ -331,6 +360,16 @@ impl Thread {
 
     /// Finds the ports for local addresses, and writes the addresses of new ones.
     fn find_ports(&mut self) {
+        for vni in self.segments.keys() {
+            let bridge = self.mirror.devices(*vni).and_then(|devices| devices.bridge);
+            let before = match bridge {
+                Some(bridge) => self.bridges.insert(*vni, bridge),
+                None => self.bridges.remove(vni),
+            };
+            if before != bridge {
+                self.hosts.repeat_addresses(*vni);
+            }
+        }
         let complete = self.access.len() == self.segments.len();
         let is_there = |(vni, index): (&u32, &u32)| {
             let bridge = self.mirror.devices(*vni).and_then(|devices| devices.bridge);
@@ -348,7 +387,7 @@ impl Thread {
         let now = Instant::now();
         for (vni, index) in &found {
             if self.access.get(vni) != Some(index) {
-                self.writer.repeat(*vni);
+                self.hosts.repeat_macs(*vni);
                 let ageing = self.segments.get(vni).map_or(0, |segment| segment.ageing);
                 let ageing = if ageing == 0 { STALE_AFTER } else { ageing };
                 self.sweeps.insert(*vni, now + Duration::from_secs(ageing.into()));
@@ -363,7 +402,7 @@ impl Thread {
         for vni in due {
             self.sweeps.remove(&vni);
             if let Some(port) = self.access.get(&vni) {
-                self.mirror.addresses_at(vni, *port).into_iter().for_each(|mac| self.writer.stale(vni, mac));
+                self.hosts.sweep(&self.mirror, vni, *port);
             }
         }
     }
@@ -378,7 +417,7 @@ impl Thread {
 
     /// Updates the figures for operators.
     fn report(&self) {
-        let written = self.writer.written();
+        let written = self.hosts.written();
         let name = |index: u32| self.mirror.link(index).map(|link| link.name.clone());
         let segment = |vni: u32| {
             let devices = self.mirror.devices(vni);
@@ -387,20 +426,20 @@ impl Thread {
                 bridge: devices.and_then(|devices| name(devices.bridge?)),
                 access: self.access.get(&vni).and_then(|index| name(*index)),
                 counts: self.mirror.counts(vni),
-                advertised: written.get(&vni).copied().unwrap_or(0),
+                advertised: std::array::from_fn(|kind| written[kind].get(&vni).copied().unwrap_or(0)),
             }
         };
         let segments = self.segments.keys().map(|vni| (*vni, segment(*vni))).collect();
         *lock(&self.shared.status) = Status {
             segments,
             mirror: self.mirror.stats,
-            writer: self.writer.stats,
+            writers: self.hosts.stats(),
             malformed: self.malformed,
             overflows: self.overflows,
             dumps: self.dumps,
             interrupted: self.interrupted,
             nexthops: self.mirror.nexthops(),
-            waiting: self.writer.waiting(),
+            waiting: self.hosts.waiting(),
         };
     }
 }

@@ -309,7 +309,9 @@ mod tests {
     }
 
     fn neighbour(index: u32, address: &str, state: NudState, mac: Option<MacAddr>) -> Message {
-        Message::Neighbour(Neighbour { index, address: ip(address), state, mac, external: false, is_router: false })
+        let address = ip(address);
+        let entry = Neighbour { index, address, state, mac, external: false, is_router: false, protocol: 0 };
+        Message::Neighbour(entry)
     }
 
     fn via(text: &str) -> RouteHop {
