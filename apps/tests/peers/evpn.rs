@@ -35,7 +35,7 @@ pub(crate) struct Frr<'a> {
 
 impl<'a> Frr<'a> {
     /// Starts the daemons with an EVPN session from `local` to `peer`.
-    fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
+    pub(crate) fn start(namespace: &'a Namespace, local: &str, peer: &str) -> Self {
         Self::routing(namespace, local, peer, "", "", "")
     }
 
@@ -147,16 +147,16 @@ impl Fabric {
     }
 
     /// Starts FRR beside the gateway and on the other leaf.
-    fn frr(&self) -> [Frr<'_>; 2] {
+    pub(crate) fn frr(&self) -> [Frr<'_>; 2] {
         [Frr::start(&self.world.gateway, SPEAKERS[0], SPEAKERS[1]), Frr::start(self.leaf(), SPEAKERS[1], SPEAKERS[0])]
     }
 
-    fn gateway(&self, keys: &str) -> Gateway {
+    pub(crate) fn gateway(&self, keys: &str) -> Gateway {
         self.gateway_with("", keys)
     }
 
     /// Starts the gateway with keys of the underlay and of the segment.
-    fn gateway_with(&self, underlay: &str, keys: &str) -> Gateway {
+    pub(crate) fn gateway_with(&self, underlay: &str, keys: &str) -> Gateway {
         self.gateway_of(&format!(
             "{underlay}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\n\
              ports = [{{ port = \"lan0\" }}]\n{keys}\n"
@@ -202,13 +202,13 @@ impl Gateway {
 
     /// Waits until the gateway has an address at a place.
     #[track_caller]
-    fn wait_for_mac(&self, mac: &str, place: Option<(&str, &str)>) {
+    pub(crate) fn wait_for_mac(&self, mac: &str, place: Option<(&str, &str)>) {
         self.wait_for_sender(mac, place, || ());
     }
 
     /// Waits until the gateway has an address at a place, with a call of `send` before each look.
     #[track_caller]
-    fn wait_for_sender(&self, mac: &str, place: Option<(&str, &str)>, send: impl Fn()) {
+    pub(crate) fn wait_for_sender(&self, mac: &str, place: Option<(&str, &str)>, send: impl Fn()) {
         self.wait("fdb", &format!("{mac} at {place:?}"), |rows| {
             send();
             let found = rows.iter().find(|row| row["mac"] == mac);
@@ -219,7 +219,7 @@ impl Gateway {
 
     /// Waits until the flood list of the gateway has these remotes.
     #[track_caller]
-    fn wait_for_remotes(&self, expected: &[String]) {
+    pub(crate) fn wait_for_remotes(&self, expected: &[String]) {
         self.wait("remotes", &format!("{expected:?}"), |rows| {
             let mut found: Vec<&str> = rows.iter().filter_map(|row| row["remote"].as_str()).collect();
             found.sort_unstable();
@@ -230,7 +230,7 @@ impl Gateway {
 
 /// Waits until an entry of a kernel leaf for an address contains a text, or there is none.
 #[track_caller]
-fn wait_for_entry(namespace: &Namespace, device: &str, mac: &str, text: Option<&str>) {
+pub(crate) fn wait_for_entry(namespace: &Namespace, device: &str, mac: &str, text: Option<&str>) {
     let mut entries = Vec::new();
     let met = eventually(WAIT_LIMIT, || {
         entries = Fabric::entries(namespace, device, mac);

@@ -13,6 +13,7 @@ mod bfd;
 mod broadcast;
 mod cgroup;
 mod evpn;
+mod evpn_hosts;
 mod evpn_routing;
 mod faults;
 mod floods;
@@ -246,6 +247,8 @@ over! {
     by("af_packet", false),
     leaves: crate::evpn::leaves_exchange_addresses;
     moves: crate::evpn::a_host_moves_between_leaves;
+    hosts: crate::evpn_hosts::other_leaves_answer_for_hosts;
+    hosts_return: crate::evpn_hosts::addresses_survive_a_restart;
     restarts: crate::evpn::daemons_start_again;
     storm: crate::evpn::a_storm_of_entries_loses_none;
     nexthop_groups: crate::evpn::groups_of_nexthops_share_addresses;
