@@ -14,6 +14,7 @@ mod broadcast;
 mod cgroup;
 mod evpn;
 mod evpn_hosts;
+mod evpn_leaves;
 mod evpn_routing;
 mod faults;
 mod floods;
@@ -249,6 +250,7 @@ over! {
     moves: crate::evpn::a_host_moves_between_leaves;
     hosts: crate::evpn_hosts::other_leaves_answer_for_hosts;
     hosts_return: crate::evpn_hosts::addresses_survive_a_restart;
+    three: crate::evpn_leaves::two_gateways_and_a_kernel_leaf;
     restarts: crate::evpn::daemons_start_again;
     storm: crate::evpn::a_storm_of_entries_loses_none;
     nexthop_groups: crate::evpn::groups_of_nexthops_share_addresses;
