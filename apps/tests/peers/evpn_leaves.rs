@@ -35,8 +35,8 @@ fn second_gateway(fabric: &Fabric, namespace: &Namespace) -> Gateway {
     let (address, prefix) = (variant.address(SECOND), variant.prefix());
     let config = format!(
         "[control]\nsocket = 'operators.sock'\n{ports}[underlay]\nport = \"wan\"\n\
-         addresses = [\"{address}/{prefix}\"]\n{SHARED}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\nneighbour_suppression = true\n\
-         ports = [{{ port = \"lan0\" }}]\n"
+         addresses = [\"{address}/{prefix}\"]\n{SHARED}[[segment]]\nname = \"blue\"\nvni = {VNI}\n\
+         control = \"kernel\"\nneighbour_suppression = true\nports = [{{ port = \"lan0\" }}]\n"
     );
     let program = Program::start(namespace, GATEWAY, &config);
     let socket = program.path("operators.sock");

@@ -14,6 +14,7 @@ mod broadcast;
 mod cgroup;
 mod evpn;
 mod evpn_hosts;
+mod evpn_ipv6;
 mod evpn_leaves;
 mod evpn_routing;
 mod faults;
@@ -255,6 +256,19 @@ over! {
     storm: crate::evpn::a_storm_of_entries_loses_none;
     nexthop_groups: crate::evpn::groups_of_nexthops_share_addresses;
     shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
+}
+
+// EVPN without FRR, whose version 8.4 knows no VTEPs with IPv6 addresses.
+over! {
+    evpn_af_packet_ipv6,
+    by("af_packet", true),
+    vteps: crate::evpn_ipv6::vteps_have_ipv6_addresses;
+}
+
+over! {
+    evpn_af_xdp_ipv6,
+    by("af_xdp", true),
+    vteps: crate::evpn_ipv6::vteps_have_ipv6_addresses;
 }
 
 over! {
