@@ -14,6 +14,7 @@ mod setup;
 mod state;
 
 pub use arguments::Arguments;
+pub use evpn::DEVICE_ALIAS;
 pub use offload::{NicTunnels, report_nic_tunnels, update_nic_tunnels};
 pub use report::{GatewayMonitor, Report};
 pub use rules::{GatewayRule, Hop, PRIORITY, decap_rules, encap_headers, gateway_rules};

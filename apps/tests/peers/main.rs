@@ -13,6 +13,7 @@ mod bfd;
 mod broadcast;
 mod cgroup;
 mod evpn;
+mod evpn_doctor;
 mod evpn_hosts;
 mod evpn_ipv6;
 mod evpn_leaves;
@@ -249,6 +250,7 @@ over! {
     by("af_packet", false),
     leaves: crate::evpn::leaves_exchange_addresses;
     moves: crate::evpn::a_host_moves_between_leaves;
+    doctor: crate::evpn_doctor::wrong_devices_are_found;
     hosts: crate::evpn_hosts::other_leaves_answer_for_hosts;
     hosts_return: crate::evpn_hosts::addresses_survive_a_restart;
     three: crate::evpn_leaves::two_gateways_and_a_kernel_leaf;

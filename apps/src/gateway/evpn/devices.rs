@@ -18,7 +18,7 @@ use wirepath_pmd::rtnetlink::{Link, LinkKind, Message, Requests, Table, Vxlan};
 use wirepath_wire::MacAddr;
 
 /// Alias of the devices that the gateway made.
-const ALIAS: &str = "made by tunnel-gateway";
+pub const DEVICE_ALIAS: &str = "made by tunnel-gateway";
 
 /// Properties of a segment for its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Links {
 
 /// Returns whether the gateway made a device, in this or a former run.
 pub(super) fn is_own(link: &Link) -> bool {
-    link.alias.as_deref() == Some(ALIAS)
+    link.alias.as_deref() == Some(DEVICE_ALIAS)
 }
 
 /// An error with the request that failed.
@@ -174,7 +174,7 @@ pub(super) fn ensure(requests: &mut Requests, segments: &[EvpnSegment]) -> io::R
 
 /// Gives a new device the alias, and keeps the kernel from sending there.
 fn mark(requests: &mut Requests, name: &str) -> io::Result<()> {
-    requests.set_alias(name, ALIAS).map_err(failed("set the alias of", name))?;
+    requests.set_alias(name, DEVICE_ALIAS).map_err(failed("set the alias of", name))?;
     requests.set_no_link_local(name).map_err(failed("set the address mode of", name))
 }
 
@@ -185,6 +185,17 @@ fn configure(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> i
         if vxlan.learning {
             let name = &link.name;
             tracing::warn!("the VXLAN device {name} learns addresses; create it with nolearning for EVPN");
+        }
+        if vxlan.local != segment.local {
+            let shown = |local: Option<IpAddr>| local.map_or("none".to_owned(), |local| local.to_string());
+            tracing::warn!(
+                "the VXLAN device {} has the local address {}, segment {} has {}; the routing daemon \
+                 advertises that of the device",
+                link.name,
+                shown(vxlan.local),
+                segment.name,
+                shown(segment.local)
+            );
         }
         if link.master.is_none() {
             requests.set_master(link.index, bridge.index).map_err(failed("put into the bridge", &link.name))?;

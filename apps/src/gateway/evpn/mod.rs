@@ -33,6 +33,7 @@ use wirepath_wire::MacAddr;
 use wirepath::cli::Failure;
 
 use super::exchange::{Lag, Outbox, lock};
+pub use devices::DEVICE_ALIAS;
 use devices::EvpnRouter;
 pub(super) use devices::EvpnSegment;
 use thread::{Orders, Shared, Thread};

@@ -20,7 +20,7 @@ const MIN_LOCKED_BYTES: u64 = 64 << 20;
 
 /// Runs all checks on the facts. The findings are in report order.
 pub fn run_checks(facts: &Facts) -> Vec<Finding> {
-    vec![
+    let mut findings = vec![
         processor(facts),
         kernel(facts),
         capabilities(facts),
@@ -35,14 +35,16 @@ pub fn run_checks(facts: &Facts) -> Vec<Finding> {
         cores(facts),
         clock_rate(facts),
         isolated_cores(facts),
-    ]
+    ];
+    findings.extend(super::evpn::run_checks(facts));
+    findings
 }
 
-fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+pub(super) fn ok(check: &'static str, found: impl Into<String>) -> Finding {
     Finding { check, level: Level::Ok, found: found.into(), remedy: None }
 }
 
-fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+pub(super) fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
     Finding { check, level: Level::Warn, found: found.into(), remedy: Some(remedy.into()) }
 }
 

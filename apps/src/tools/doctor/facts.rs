@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use wirepath_pmd::drivers::nic::rdma::Rdma;
 
+use super::evpn::EvpnFacts;
 use crate::machine::{self, Machine};
 
 /// Facts about the machine, read from files of the kernel. Any of them may be missing.
@@ -33,6 +34,8 @@ pub struct Facts {
     pub tun: bool,
     /// Libraries and devices of the RDMA drivers.
     pub rdma: Rdma,
+    /// Facts about EVPN.
+    pub evpn: EvpnFacts,
     /// Paths of this program and of the programs beside it that open ports.
     pub programs: Vec<PathBuf>,
 }
@@ -57,6 +60,7 @@ impl Facts {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             tun: root.join("dev/net/tun").exists(),
             rdma: Rdma::probe(root),
+            evpn: EvpnFacts::read(root),
             programs: programs(),
         }
     }

@@ -2,6 +2,7 @@
 
 mod checks;
 mod collect;
+mod evpn;
 mod facts;
 
 use std::path::{Path, PathBuf};
