@@ -307,7 +307,8 @@ impl Requests {
         }
     }
 
-    /// Puts an entry into the ARP or ND table, as `ip neigh replace IP dev LINK lladdr MAC nud permanent proto PROTOCOL`.
+    /// Puts an entry into the ARP or ND table:
+    /// `ip neigh replace IP dev LINK lladdr MAC nud permanent protocol NUMBER`.
     /// The kernel neither solicits the address nor removes the entry for want of room, and its limits (`gc_thresh`) do
     /// not count the entry. Returns false if the kernel or the interface does not have the IP version.
     ///
