@@ -55,6 +55,8 @@ const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_ENCAP: u16 = 22;
 const RTN_UNICAST: u8 = 1;
+/// Flag of exceptions, such as path MTUs and redirects.
+const RTM_F_CLONED: u32 = 0x200;
 /// `RTNH_F_DEAD` and `RTNH_F_LINKDOWN`.
 const RTNH_UNUSABLE: u8 = 1 | 16;
 /// Length of `struct rtnexthop`.
@@ -425,6 +427,10 @@ fn read_route(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> 
         libc::AF_INET6 => (Ipv6Addr::UNSPECIFIED.into(), 128),
         _ => return Ok(None),
     };
+    if read_u32(&header, 8).is_some_and(|flags| flags & RTM_F_CLONED != 0) {
+        // An exception of a route, such as a lower path MTU.
+        return Ok(None);
+    }
     let attributes = Attributes::after_header(body, RTMSG);
     let to = match attributes.find(RTA_DST) {
         Some(value) => read_address(value).ok_or(Malformed)?,
@@ -436,11 +442,18 @@ fn read_route(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> 
     let number = |kind| attributes.find(kind).and_then(|value| read_u32(value, 0));
     let table = number(RTA_TABLE).unwrap_or(header[4].into());
     let metric = number(RTA_PRIORITY).unwrap_or(0);
-    Ok(Some(Message::Route(Route { removed, to, len, table, metric, hops: read_hops(body)? })))
+    // A route that is removed may have been unusable.
+    let hops = if removed { read_all_hops(body, 0)? } else { read_hops(body)? };
+    Ok(Some(Message::Route(Route { removed, to, len, table, metric, hops })))
 }
 
 /// Reads the usable next hops of a route. Those whose packets get further headers are left out.
 pub(super) fn read_hops(body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
+    read_all_hops(body, RTNH_UNUSABLE)
+}
+
+/// Reads the next hops of a route without one of the flags `unusable`.
+fn read_all_hops(body: &[u8], unusable: u8) -> Result<Vec<RouteHop>, Malformed> {
     let header: [u8; RTMSG] = *body.first_chunk().ok_or(Malformed)?;
     let (kind, flags) = (header[7], read_u32(&header, 8).unwrap_or(0));
     if kind != RTN_UNICAST {
@@ -449,7 +462,7 @@ pub(super) fn read_hops(body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
     let attributes = Attributes::after_header(body, RTMSG);
     let Some(mut list) = attributes.find(RTA_MULTIPATH) else {
         let index = attributes.find(RTA_OIF).and_then(|value| read_u32(value, 0));
-        let hop = index.map(|index| read_hop(index, flags as u8, attributes)).transpose()?;
+        let hop = index.map(|index| read_hop(index, flags as u8 & unusable, attributes)).transpose()?;
         return Ok(hop.flatten().into_iter().collect());
     };
     let mut hops = Vec::new();
@@ -457,14 +470,14 @@ pub(super) fn read_hops(body: &[u8]) -> Result<Vec<RouteHop>, Malformed> {
         let (len, index) = (read_u16(list, 0).ok_or(Malformed)?, read_u32(list, 4).ok_or(Malformed)?);
         let hop = list.get(..usize::from(len)).ok_or(Malformed)?;
         let attributes = Attributes(hop.get(RTNEXTHOP..).ok_or(Malformed)?);
-        hops.extend(read_hop(index, hop[2], attributes)?);
+        hops.extend(read_hop(index, hop[2] & unusable, attributes)?);
         list = list.get(usize::from(len).next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(hops)
 }
 
 fn read_hop(index: u32, flags: u8, attributes: Attributes<'_>) -> Result<Option<RouteHop>, Malformed> {
-    if flags & RTNH_UNUSABLE != 0 || attributes.find(RTA_ENCAP).is_some() {
+    if flags != 0 || attributes.find(RTA_ENCAP).is_some() {
         return Ok(None);
     }
     let via = match (attributes.find(RTA_GATEWAY), attributes.find(RTA_VIA)) {
@@ -634,13 +647,18 @@ mod tests {
         let to = IpAddr::from([10, 77, 0, 0]);
         let hop = |via: Option<IpAddr>| RouteHop { index: 7, via };
         let via = [Some(IpAddr::from([10, 9, 0, 2])), Some(IpAddr::from([0xfd; 16]))];
-        let route = Route { removed: true, to, len: 16, table: 254, metric: 0, hops: via.map(hop).to_vec() };
+        let unusable = [[10, 9, 0, 3], [10, 9, 0, 4]].map(|address| hop(Some(address.into())));
+        let hops = [via.map(hop), unusable].concat();
+        let route = Route { removed: true, to, len: 16, table: 254, metric: 0, hops };
         assert_eq!(Message::read(RTM_DELROUTE, &body), Ok(Some(Message::Route(route.clone()))));
         let mut numbered = body.clone();
         put(&mut numbered, RTA_TABLE, &4001u32.to_ne_bytes());
         put(&mut numbered, RTA_PRIORITY, &20u32.to_ne_bytes());
-        let route = Route { removed: false, table: 4001, metric: 20, ..route };
+        let route = Route { removed: false, table: 4001, metric: 20, hops: via.map(hop).to_vec(), ..route };
         assert_eq!(Message::read(RTM_NEWROUTE, &numbered), Ok(Some(Message::Route(route))));
+        let mut exception = body.clone();
+        exception[8..12].copy_from_slice(&RTM_F_CLONED.to_ne_bytes());
+        assert_eq!(Message::read(RTM_NEWROUTE, &exception), Ok(None));
         let mut on_link = rtmsg(libc::AF_INET6, 0, RTN_UNICAST);
         assert_eq!(read_hops(&on_link), Ok(vec![]), "no interface");
         put(&mut on_link, RTA_OIF, &7u32.to_ne_bytes());

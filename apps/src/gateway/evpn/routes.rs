@@ -64,7 +64,9 @@ impl Routes {
         let before = old.clone().unwrap_or_default();
         let hops: Vec<RouteHop> = match route.removed {
             // IPv6 has messages about the removal of single next hops.
-            true if to.is_ipv6() => before.iter().filter(|hop| !route.hops.contains(hop)).copied().collect(),
+            true if to.is_ipv6() && !route.hops.is_empty() => {
+                before.iter().filter(|hop| !route.hops.contains(hop)).copied().collect()
+            }
             true => Vec::new(),
             false => route.hops.iter().filter(|hop| hop.via.is_some() && is_wanted(hop.index)).copied().collect(),
         };
