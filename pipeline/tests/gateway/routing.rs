@@ -538,6 +538,17 @@ fn routes_of_another_control_plane() {
     change(&mut lab, routes(&[("10.2.0.10/32", &[]), ("10.2.0.77/32", &[])]));
     assert_eq!(to(&mut lab, &mut hosts, "10.2.0.10")[0].0, LAN2);
     assert_eq!(shown(&mut lab), [row("10.3.0.0/16")]);
+    // The worker has asked for a neighbour when the route to it comes.
+    lab.send(LAN, &datagram(US, A, "10.1.0.10", "10.2.0.88", 64, 50));
+    change(&mut lab, routes(&[("10.2.0.88/32", &[FAR_ROUTER])]));
+    hosts.settle(&mut lab);
+    for _ in 0..60 {
+        lab.stepped.advance(SECOND / 2);
+        hosts.settle(&mut lab);
+    }
+    assert_eq!(to(&mut lab, &mut hosts, "10.2.0.88")[0].0, WAN);
+    change(&mut lab, routes(&[("10.2.0.88/32", &[])]));
+    assert_eq!(shown(&mut lab), [row("10.3.0.0/16")]);
     // Two routers share the flows.
     change(&mut lab, routes(&[("10.3.0.0/16", &[OTHER_ROUTER, FAR_ROUTER])]));
     let mut shares = HashMap::new();

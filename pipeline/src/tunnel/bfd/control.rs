@@ -626,8 +626,15 @@ impl GatewayControl {
                 _ => false,
             });
         }
+        self.update_lost_routers();
+    }
+
+    /// Takes routers behind remotes that are out from groups of next hops, and puts others back.
+    pub(in crate::tunnel) fn update_lost_routers(&mut self) {
         let mut lost = self.bfd.lost_routers(&self.config, &self.places);
-        lost.extend(self.lost_external_routers());
+        if !self.bfd.out.is_empty() {
+            lost.extend(self.lost_external_routers());
+        }
         self.router.set_lost_routers(lost);
     }
 }

@@ -329,21 +329,29 @@ impl RouterControl {
         let Some(route) = self.external.get(&key).filter(|_| !self.installed.contains_key(&key)) else { return true };
         let (spec, old) = (route.spec.clone(), route.hop);
         // The members that the old and the new group share keep their flows.
-        let Some(hop) = self.acquire_like(&spec, old, now) else { return false };
+        let mut new = self.acquire_like(&spec, old, now);
         // The hops must be there before a route refers to them.
         self.publish();
-        if self.writer.insert(key.0, key.1, hop).is_err() {
+        if let Some(hop) = new
+            && self.writer.insert(key.0, key.1, hop).is_err()
+        {
             self.release(hop, now);
-            return false;
+            new = None;
         }
         if let Some(route) = self.external.get_mut(&key) {
-            route.hop = Some(hop);
+            route.hop = new;
         }
         if let Some(old) = old {
+            if new.is_none() {
+                // The former routers must not get the packets any more.
+                self.writer.remove(key.0, key.1);
+            }
             self.release(old, now);
         }
-        self.replace_learned(key, now);
-        true
+        if new.is_some() {
+            self.replace_learned(key, now);
+        }
+        new.is_some()
     }
 
     /// Brings the routers of the segments up to date.
@@ -598,16 +606,18 @@ impl RouterControl {
     /// or there is no room.
     fn start(&mut self, segment: u16, ip: IpAddr, now: Millis, seconds: u32) -> bool {
         let Some(router) = self.segments.get_mut(&segment) else { return false };
-        if !is_neighbour(router, ip) {
+        let vrf = router.vrf;
+        let Some(prefix) = host_prefix(ip).filter(|_| is_neighbour(router, ip)) else { return false };
+        let is_external = self.external.get(&(vrf, prefix)).is_some_and(|route| route.hop.is_some());
+        if is_external && !self.by_spec.contains_key(&HopSpec::Neighbour(segment, ip)) {
+            // A route to the host came from another control plane after the worker had looked.
             return false;
         }
         router.neighbours.resolve(ip, now);
         if router.neighbours.state(ip).is_none() {
             return false;
         }
-        let vrf = router.vrf;
-        let Some(prefix) = host_prefix(ip) else { return false };
-        if self.learned.contains_key(&(vrf, ip)) || self.installed.contains_key(&(vrf, prefix)) {
+        if is_external || self.learned.contains_key(&(vrf, ip)) || self.installed.contains_key(&(vrf, prefix)) {
             return true;
         }
         let spec = HopSpec::Neighbour(segment, ip);
