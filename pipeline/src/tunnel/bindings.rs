@@ -169,6 +169,7 @@ impl Bindings {
     pub(super) fn claim(&mut self, claim: Claim, now: u32) -> Claimed {
         let Claim { segment, ip, mac, is_router, overrides } = claim;
         let mut new_router = is_router;
+        let is_learned = self.get(segment, ip).is_some_and(|known| known.origin == BindingOrigin::Learned);
         let outcome = match self.get(segment, ip) {
             Some(known) if overrides && known.origin == BindingOrigin::External => {
                 if known.mac == mac {
@@ -191,8 +192,8 @@ impl Bindings {
         let of_mac = self.by_mac.get(&Key::new(segment, mac)).copied().unwrap_or(0);
         let in_segment = self.learned.get(&segment).copied().unwrap_or(0);
         let is_full = match outcome {
-            Claimed::New => of_mac >= PER_MAC || in_segment >= PER_SEGMENT || self.total() >= LEARNED,
-            Claimed::Moved => of_mac >= PER_MAC,
+            Claimed::Moved if is_learned => of_mac >= PER_MAC,
+            Claimed::New | Claimed::Moved => of_mac >= PER_MAC || in_segment >= PER_SEGMENT || self.total() >= LEARNED,
             Claimed::Known | Claimed::Refused => false,
         };
         if is_full {

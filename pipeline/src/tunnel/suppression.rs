@@ -136,6 +136,8 @@ fn is_neighbour_message(ethertype: u16, frame: &[u8]) -> bool {
 
 /// Content of an ARP or ND message.
 struct Message {
+    /// Ethernet source of the frame.
+    source: MacAddr,
     /// Binding that the sender claims: IP address, Ethernet address and router flag.
     claim: Option<(IpAddr, MacAddr, Option<bool>)>,
     request: Option<Request>,
@@ -176,7 +178,7 @@ impl Message {
         let to_group = MacAddr(*frame.first_chunk()?).is_multicast();
         let layers = parser.parse_stack(frame, 0, packet.len()).ok()?;
         let message = match (layers.l3_type(), layers.l4_type()) {
-            (L3Type::Arp, _) => Self::of_arp(&arp::Repr::parse(&layers.arp(frame)?)),
+            (L3Type::Arp, _) => Self::of_arp(source, &arp::Repr::parse(&layers.arp(frame)?)),
             (L3Type::Ipv6, L4Type::Icmpv6) if !layers.is_fragment() => {
                 let ip = layers.ipv6(frame)?;
                 Self::of_nd(ip.src(), source, &ndp::Repr::parse(&ip).ok()??)
@@ -186,12 +188,13 @@ impl Message {
         Some(Self { request: message.request.filter(|_| to_group), ..message })
     }
 
-    fn of_arp(packet: &arp::Repr) -> Self {
+    fn of_arp(source: MacAddr, packet: &arp::Repr) -> Self {
         let arp::Repr { operation, sender_mac, sender_ip, target_ip, .. } = *packet;
         let is_sender = sender_mac.is_unicast() && is_host_address(sender_ip.into());
         // A probe has no sender, and an announcement asks for its sender (RFC 5227).
         let is_request = operation == arp::Operation::REQUEST && is_sender && sender_ip != target_ip;
         Self {
+            source,
             claim: is_sender.then_some((sender_ip.into(), sender_mac, None)),
             request: is_request.then_some(Request::Arp(*packet)),
         }
@@ -204,6 +207,7 @@ impl Message {
         match *message {
             // A solicitation from the unspecified address looks for duplicates (RFC 4862 section 5.4.2).
             ndp::Repr::Solicitation { target, source: option } => Self {
+                source,
                 claim: claim(from, option, None),
                 request: is_host_address(from.into()).then_some(Request::Nd {
                     target,
@@ -215,7 +219,7 @@ impl Message {
             ndp::Repr::Advertisement { target, flags, address } => {
                 let overrides = flags & ndp::FLAG_OVERRIDE != 0;
                 let is_router = Some(flags & ndp::FLAG_ROUTER != 0);
-                Self { claim: claim(target, address.filter(|_| overrides), is_router), request: None }
+                Self { source, claim: claim(target, address.filter(|_| overrides), is_router), request: None }
             }
         }
     }
@@ -247,10 +251,13 @@ impl View<'_> {
         let known = self.bindings.read(context.guard()).get(&segment);
         if let Some((ip, mac, is_router)) = message.claim {
             let is_local = matches!(from, Destination::Attachment(_));
-            let overrides =
-                is_local && self.layout.segments.get(usize::from(segment)).is_some_and(|it| it.follows_claims);
-            let claim = Claim { segment, ip, mac, is_router, overrides };
-            self.report_claim(state, context, claim, known.and_then(|it| it.get(&ip)));
+            let is_own = message.source == mac;
+            // Another control plane advertises what it gets. So it gets claims of local hosts for themselves only.
+            let overrides = self.layout.segments.get(usize::from(segment)).is_some_and(|it| it.follows_claims);
+            if !overrides || is_local && is_own {
+                let claim = Claim { segment, ip, mac, is_router, overrides };
+                self.report_claim(state, context, claim, known.and_then(|it| it.get(&ip)));
+            }
         }
         let (Destination::Attachment(index), Some(request)) = (from, message.request) else { return Some(packet) };
         let binding = known.and_then(|known| known.get(&request.target()));
@@ -335,15 +342,28 @@ pub(super) fn is_local_host(fdb: &mut FdbWriter, key: Key) -> bool {
 }
 
 impl GatewayControl {
+    /// Returns whether an address belongs to the gateway or to a remote, so that no host of the segment can have it.
+    fn is_infrastructure(&self, segment: u16, ip: IpAddr) -> bool {
+        let Some(config) = self.segment_config(segment) else { return false };
+        let of_router = config.router.iter().flat_map(|router| &router.addresses);
+        let of_gateway = of_router.chain(&self.config.underlay.addresses);
+        of_gateway.into_iter().any(|prefix| prefix.address == ip) || config.remotes.iter().any(|it| it.address == ip)
+    }
+
     /// Processes the claims of the workers, and publishes changed bindings.
     pub(super) fn update_bindings(&mut self, now: u32) {
         let claims = Arc::clone(&self.tables.claims);
         for mut claim in std::iter::from_fn(|| claims.pop()).take(CLAIMS) {
             // The segment may have been removed since.
             let is_there = self.segment_config(claim.segment).is_some_and(|segment| segment.suppression.enabled);
+            let is_infrastructure = self.is_infrastructure(claim.segment, claim.ip);
             let Some(stats) = self.learns.get_mut(usize::from(claim.segment)).filter(|_| is_there) else { continue };
             // The other control plane learns of the move of the host itself first.
             claim.overrides &= is_local_host(&mut self.fdb, Key::new(claim.segment, claim.mac));
+            if is_infrastructure {
+                stats.bindings_refused += 1;
+                continue;
+            }
             match self.bindings.claim(claim, now) {
                 Claimed::New => stats.bindings_learned += 1,
                 Claimed::Moved => {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_wire::MacAddr;
 
@@ -215,4 +216,43 @@ fn bindings_of_other_sources_hold_until_they_are_removed() {
     lab.control.remove_binding("blue", ip("10.1.0.9")).unwrap();
     lab.settle();
     assert_eq!(from_port(&mut lab, &request).1, 1);
+}
+
+#[test]
+fn another_control_plane_gets_claims_of_local_hosts_for_themselves() {
+    let keys = "control = 'kernel'\nneighbour_suppression = true\naddresses = ['10.1.0.254/24']";
+    let mut lab = Lab::new(keys).with_peer();
+    lab.settle();
+    let mut changes = ExternalChanges::default();
+    changes.flood.insert((42, ip("10.9.0.2")), true);
+    let Lab { stepped, control, .. } = &mut lab;
+    stepped.with_plane(|plane| control.apply_external(changes, plane.ports(), plane.seconds()));
+    lab.settle();
+    let claimed = |lab: &mut Lab| -> Vec<(IpAddr, Option<MacAddr>)> {
+        lab.settle();
+        let changed = lab.control.take_local_bindings(100).into_iter();
+        changed.map(|it| (it.ip, it.host.map(|(mac, _)| mac))).collect()
+    };
+    // The frame teaches the place of the host, so the first claim may come too early.
+    let near = host(HOST, 1);
+    for target in ["10.1.0.1", "fd01::1"] {
+        from_port(&mut lab, &near.announcement(ip(target)));
+        assert_eq!(claimed(&mut lab), [(ip(target), Some(HOST))]);
+    }
+    // The address of somebody else: of another host at the port, of the router, of a VTEP, and of the gateway.
+    let other = host(FAR, 9).announcement(ip("10.1.0.9"));
+    from_port(&mut lab, &[&other[..6], &HOST.0, &other[12..]].concat());
+    let asker = MacAddr([2, 0, 0, 0, 1, 9]);
+    for target in ["10.1.0.254/24", "10.9.0.2/24", "10.9.0.1/24"] {
+        let forged = Addresses { mac: HOST, addresses: vec![target.parse().unwrap()], gateways: vec![] };
+        let address = ip(target.split('/').next().unwrap());
+        let victim = Addresses { mac: asker, addresses: vec!["10.1.0.8/24".parse().unwrap()], gateways: vec![] };
+        let request = victim.solicitation(address, None).unwrap();
+        from_port(&mut lab, &reply(&forged, &request));
+    }
+    // A host behind a VTEP, of which the other control plane knows.
+    from_remote(&mut lab, &host(FAR, 7).announcement(ip("10.1.0.7")));
+    assert_eq!(claimed(&mut lab), []);
+    assert_eq!(lab.rows("bindings").len(), 2, "{:?}", lab.rows("bindings"));
+    assert_eq!(lab.control.learn_stats(0).bindings_refused, 3);
 }
