@@ -123,6 +123,8 @@ pub(super) struct Mirror {
     neighbours: HashMap<u32, HashMap<IpAddr, Seen<Neighbour>>>,
     neighbour_entries: usize,
     routes: Routes,
+    /// True if the bridge of a VNI was set up or down, or has another master.
+    pub(super) bridges_changed: bool,
     /// Watched VNIs.
     segments: HashMap<u32, Reported>,
     /// VNIs by the index of their VXLAN device.
@@ -262,6 +264,11 @@ impl Mirror {
         let old = self.links.insert(link.index, new);
         if !link.up {
             self.remove_routes(link.index);
+        }
+        let state = |link: &Link| (link.up, link.master);
+        if self.by_bridge.contains_key(&link.index) && old.as_ref().is_some_and(|old| state(&old.value) != state(link))
+        {
+            self.bridges_changed = true;
         }
         let key = |link: &Link| (link.kind, link.master);
         if old.is_none_or(|old| key(&old.value) != key(link)) {

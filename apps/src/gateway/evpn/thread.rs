@@ -91,6 +91,8 @@ pub(super) struct Thread {
     subscription: Subscription,
     /// True if a segment has a router, which needs the kernel's routes.
     has_routers: bool,
+    /// True if the devices are as the segments need them.
+    is_configured: bool,
     requests: Requests,
     mirror: Mirror,
     hosts: Hosts,
@@ -124,6 +126,7 @@ impl Thread {
             shared,
             subscription: Subscription::new(RECEIVE_BUFFER)?,
             has_routers: false,
+            is_configured: false,
             requests: Requests::new()?,
             mirror: Mirror::default(),
             hosts: Hosts::default(),
@@ -167,6 +170,11 @@ impl Thread {
             }
             if !orders.removed.is_empty() {
                 let stay = |vni: &u32| !orders.removed.contains(vni);
+                let returned: HashSet<u32> = orders.segments.iter().flatten().map(|segment| segment.vni).collect();
+                let gone: Vec<u32> = orders.removed.difference(&returned).copied().collect();
+                if let Err(error) = self.remove_neighbours(&gone) {
+                    self.complain(&error);
+                }
                 self.mirror.watch(&self.segments.keys().copied().filter(stay).collect());
                 self.mirror.changes.retain(|vni| stay(&vni));
                 lock(&self.shared.outbox).changes.retain(|vni| stay(&vni));
@@ -256,22 +264,36 @@ impl Thread {
         self.bridges.retain(|vni, _| vnis.contains(vni));
         self.sweeps.retain(|vni, _| vnis.contains(vni));
         let removed: Vec<u32> = old.into_keys().filter(|vni| !vnis.contains(vni)).collect();
+        self.is_configured = false;
         let outcome = self.remove_devices(&removed);
         self.mirror.watch(&vnis);
-        let has_routers = segments.iter().any(|segment| segment.router.is_some());
-        if has_routers && !self.has_routers {
+        outcome?;
+        self.configure()
+    }
+
+    /// Subscribes to what the segments need, and makes their devices as they must be.
+    fn configure(&mut self) -> io::Result<()> {
+        if !self.has_routers && self.segments.values().any(|segment| segment.router.is_some()) {
             // Messages that wait at the former subscription are older than the dump that follows.
             self.subscription = Subscription::with_routes(RECEIVE_BUFFER)?;
             self.dump_at = Some(Instant::now());
+            self.has_routers = true;
         }
-        self.has_routers |= has_routers;
-        outcome?;
-        devices::ensure(&mut self.requests, &segments)
+        let segments: Vec<EvpnSegment> = self.segments.values().cloned().collect();
+        devices::ensure(&mut self.requests, &segments)?;
+        self.is_configured = true;
+        Ok(())
     }
 
-    /// Removes the devices of these VNIs that the gateway made. IP addresses of local hosts leave a bridge of somebody
-    /// else together with the port for local addresses.
+    /// Removes the devices of these VNIs that the gateway made.
     fn remove_devices(&mut self, vnis: &[u32]) -> io::Result<()> {
+        self.remove_neighbours(vnis)?;
+        devices::remove(&mut self.requests, vnis.iter().copied())
+    }
+
+    /// Removes IP addresses of local hosts from bridges of somebody else. They leave together with the port for local
+    /// addresses, which goes with the gateway's own VXLAN device.
+    fn remove_neighbours(&mut self, vnis: &[u32]) -> io::Result<()> {
         for vni in vnis {
             let Some(Devices { vxlan, bridge: Some(bridge) }) = self.mirror.devices(*vni) else { continue };
             let is_own = |index| self.mirror.link(index).is_some_and(devices::is_own);
@@ -281,20 +303,37 @@ impl Thread {
                 }
             }
         }
-        devices::remove(&mut self.requests, vnis.iter().copied())
+        Ok(())
     }
 
-    /// Makes devices that are missing, which somebody else removed.
+    /// Makes and configures devices that somebody else removed or changed.
     fn check_devices(&mut self) -> io::Result<()> {
         let is_ready = |vni: &u32| self.mirror.devices(*vni).is_some_and(|devices| devices.bridge.is_some());
-        if !self.segments.keys().all(|vni| is_ready(vni) && self.access.contains_key(vni)) {
-            let segments: Vec<EvpnSegment> = self.segments.values().cloned().collect();
-            devices::ensure(&mut self.requests, &segments)?;
+        let are_ready = self.segments.keys().all(|vni| is_ready(vni) && self.access.contains_key(vni));
+        // A bridge that was down or in another VRF has lost addresses.
+        self.is_configured &= are_ready && !std::mem::take(&mut self.mirror.bridges_changed) && !self.lacks_vrf();
+        if !self.is_configured {
+            self.configure()?;
         }
         if std::mem::take(&mut self.is_degraded) {
             tracing::info!("control = \"kernel\" works again");
         }
         Ok(())
+    }
+
+    /// Returns whether a bridge that the gateway made is not in the VRF device of its segment.
+    fn lacks_vrf(&self) -> bool {
+        let vrf = |segment: &EvpnSegment| segment.router.as_ref().and_then(|router| router.vrf.clone());
+        let of_vrfs: Vec<(u32, String)> = self.segments.iter().filter_map(|(vni, it)| Some((*vni, vrf(it)?))).collect();
+        if of_vrfs.is_empty() {
+            return false;
+        }
+        let by_name: HashMap<&str, u32> = self.mirror.links().map(|link| (link.name.as_str(), link.index)).collect();
+        of_vrfs.iter().any(|(vni, vrf)| {
+            let bridge = self.mirror.devices(*vni).and_then(|devices| self.mirror.link(devices.bridge?));
+            let bridge = bridge.filter(|bridge| devices::is_own(bridge));
+            by_name.get(vrf.as_str()).is_some_and(|device| bridge.is_some_and(|it| it.master != Some(*device)))
+        })
     }
 
     /// Receives the waiting messages.

@@ -183,8 +183,9 @@ impl<K: Copy + Eq + Hash, V: Copy + Eq> Writer<K, V> {
     ) -> io::Result<()> {
         let urgent: Vec<(u32, K)> = self.urgent.iter().take(left).copied().collect();
         for entry in urgent {
-            self.urgent.remove(&entry);
+            // A change waits for its device.
             let Some(device) = device(entry.0) else { continue };
+            self.urgent.remove(&entry);
             left -= 1;
             self.write(kernel, &known, device, entry)?;
         }
