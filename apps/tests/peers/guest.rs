@@ -742,7 +742,13 @@ impl Peer {
                 value.strip_suffix('*').map_or(first == value, |start| first.starts_with(start))
             };
             let found = rows.iter().filter(is_expected).count();
-            assert!(found >= usize::from(SAMPLE), "{}: tshark finds {found} packets of {from}", cell.name);
+            assert!(
+                found >= usize::from(SAMPLE),
+                "{}: tshark finds {found} packets of {from} among {} with complete checksums: {:?}",
+                cell.name,
+                rows.len(),
+                rows.first()
+            );
         }
     }
 

@@ -16,7 +16,7 @@ use rustix::process::{Gid, Pid, Uid};
 /// Connections that wait until the program accepts them. The kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 /// Longest wait for another program that makes or removes a socket in the same folder.
-const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
+const FOLDER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
 /// User and group of new socket files, if another than the process.
 static OWNER: OnceLock<(u32, u32)> = OnceLock::new();
