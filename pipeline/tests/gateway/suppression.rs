@@ -219,7 +219,7 @@ fn bindings_of_other_sources_hold_until_they_are_removed() {
 }
 
 #[test]
-fn another_control_plane_gets_claims_of_local_hosts_for_themselves() {
+fn local_hosts_claim_for_themselves_only() {
     let keys = "control = 'kernel'\nneighbour_suppression = true\naddresses = ['10.1.0.254/24']";
     let mut lab = Lab::new(keys).with_peer();
     lab.settle();
