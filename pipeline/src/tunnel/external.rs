@@ -266,18 +266,11 @@ impl GatewayControl {
         }
         for ((vni, to), routers) in changes.routes {
             let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
-            let is_removed = routers.is_empty();
-            match is_removed {
+            match routers.is_empty() {
                 true => _ = segment.routes.remove(&to),
                 false => _ = segment.routes.insert(to, routers.clone()),
             }
             self.place_routes(vni, [(to, routers)], seconds);
-            if is_removed {
-                // Another segment of the VRF may have a route to the same destination.
-                let of = |(vni, segment): (&u32, &ExternalSegment)| Some((*vni, segment.routes.get(&to)?.clone()));
-                let others: Vec<(u32, Vec<MacAddr>)> = self.external.segments.iter().filter_map(of).collect();
-                others.into_iter().for_each(|(vni, routers)| self.place_routes(vni, [(to, routers)], seconds));
-            }
         }
         // Routes may lead to routers behind remotes that BFD keeps out.
         self.update_lost_routers();

@@ -583,6 +583,28 @@ fn routes_of_another_control_plane() {
 }
 
 #[test]
+fn two_segments_have_a_route_to_one_network() {
+    let segment =
+        |vni: u32| format!("[[segment]]\nname = 'transit{vni}'\nvni = {vni}\nvrf = 'default'\ncontrol = 'kernel'\n");
+    let text = format!("{UNDERLAY}{TWO}{}{}", segment(900), segment(901));
+    let mut lab = Lab::with_ports(&text, &["wan", "lan", "lan2"]);
+    let mut via = |vni: u32, routers: &[MacAddr]| -> Option<Value> {
+        let mut changes = ExternalChanges::default();
+        changes.routes.insert((vni, "10.3.0.0/16".parse().unwrap()), routers.to_vec());
+        let Lab { stepped, control, .. } = &mut lab;
+        stepped.with_plane(|plane| control.apply_external(changes, plane.ports(), plane.seconds()));
+        lab.rows("routes").into_iter().find(|row| row[1] == "10.3.0.0/16").map(|row| row[3].clone())
+    };
+    let by = |vni: u32| Some(Value::from(format!("{FAR_ROUTER} in segment transit{vni}")));
+    assert_eq!(via(900, &[FAR_ROUTER]), by(900));
+    assert_eq!(via(901, &[FAR_ROUTER]), by(901), "the later one");
+    assert_eq!(via(901, &[]), by(900), "the one that remains");
+    assert_eq!(via(901, &[FAR_ROUTER]), by(901));
+    assert_eq!(via(900, &[]), by(901));
+    assert_eq!((via(901, &[]), lab.control.routes()), (None, 12), "those of the configuration");
+}
+
+#[test]
 fn a_routed_segment_reaches_hosts_behind_a_tunnel() {
     // Asymmetric: the router is in a segment whose hosts are behind a remote.
     let text =

@@ -75,13 +75,19 @@ struct HopState {
     members: Vec<GroupMember>,
 }
 
-/// A route from another control plane.
-#[derive(Debug)]
+/// The routes of a VRF to one destination from another control plane.
+#[derive(Debug, Default)]
 struct ExternalRoute {
-    segment: u16,
-    spec: HopSpec,
-    /// Index of the hop if the route is installed.
+    /// Segments with a route, and its meaning. The last one is used.
+    by_segment: Vec<(u16, HopSpec)>,
+    /// Index of the hop if a route is installed.
     hop: Option<u32>,
+}
+
+impl ExternalRoute {
+    fn spec(&self) -> Option<&HopSpec> {
+        self.by_segment.last().map(|(_, spec)| spec)
+    }
 }
 
 /// The router of a segment.
@@ -133,8 +139,8 @@ pub(in crate::tunnel) struct RouterControl {
     tunnels: HashMap<u16, String>,
     /// Routes of the configuration, with their hops.
     installed: HashMap<(u16, NetworkPrefix), (HopSpec, u32)>,
-    /// Routes from another control plane: the segment with the routers, and what is installed. A route of the
-    /// configuration takes the place of one of these, which is then not installed.
+    /// Routes from another control plane. A route of the configuration takes the place of one of these, which is then
+    /// not installed.
     external: HashMap<(u16, NetworkPrefix), ExternalRoute>,
     /// Host routes of resolved neighbours: VRF and address, with the segment and the hop.
     learned: HashMap<(u16, IpAddr), (u16, u32)>,
@@ -267,13 +273,18 @@ impl RouterControl {
         if host_prefix(to.address()) != Some(to) {
             return;
         }
-        let Some((segment, hop)) = self.learned.remove(&(vrf, to.address())) else { return };
+        if let Some(learned) = self.learned.remove(&(vrf, to.address())) {
+            self.release_neighbour(to.address(), learned, now);
+        }
+    }
+
+    /// Gives back the hop of a neighbour in a segment, and forgets the neighbour if no route uses it.
+    fn release_neighbour(&mut self, ip: IpAddr, (segment, hop): (u16, u32), now: u32) {
         self.release(hop, now);
-        let spec = HopSpec::Neighbour(segment, to.address());
-        if !self.by_spec.contains_key(&spec)
+        if !self.by_spec.contains_key(&HopSpec::Neighbour(segment, ip))
             && let Some(router) = self.segments.get_mut(&segment)
         {
-            router.neighbours.forget(to.address());
+            router.neighbours.forget(ip);
         }
     }
 
@@ -288,19 +299,11 @@ impl RouterControl {
         let Some(vrf) = self.segments.get(&segment).map(|router| router.vrf) else { return 0 };
         let mut refused = 0;
         for (to, routers) in routes {
-            let key = (vrf, to);
-            let Some(spec) = routers_spec(segment, &routers) else {
-                if self.external.get(&key).is_some_and(|route| route.segment == segment) {
-                    self.remove_external(key, now);
-                }
-                continue;
-            };
-            match self.external.get_mut(&key) {
-                Some(known) if known.spec == spec && known.hop.is_some() => continue,
-                Some(known) => (known.segment, known.spec) = (segment, spec),
-                None => _ = self.external.insert(key, ExternalRoute { segment, spec, hop: None }),
-            }
-            refused += u64::from(!self.put_external(key, now));
+            let spec = routers_spec(segment, &routers);
+            refused += u64::from(!self.change_external((vrf, to), now, |by_segment| {
+                by_segment.retain(|(of, _)| *of != segment);
+                by_segment.extend(spec.map(|spec| (segment, spec)));
+            }));
         }
         self.publish();
         refused
@@ -308,26 +311,43 @@ impl RouterControl {
 
     /// Removes the routes from another control plane whose VRF or segment is not one of these any more.
     pub(in crate::tunnel) fn retain_external(&mut self, is_valid: impl Fn(u16) -> bool, now: u32) {
-        let segments = &self.segments;
-        let is_lost = |(vrf, _): &(u16, NetworkPrefix), route: &ExternalRoute| {
-            !is_valid(route.segment) || segments.get(&route.segment).is_none_or(|router| router.vrf != *vrf)
+        let vrfs: HashMap<u16, u16> = self.segments.iter().map(|(segment, router)| (*segment, router.vrf)).collect();
+        let stays = |vrf: u16, segment: u16| is_valid(segment) && vrfs.get(&segment) == Some(&vrf);
+        let is_lost = |(key, route): &(&(u16, NetworkPrefix), &ExternalRoute)| {
+            route.by_segment.iter().any(|(segment, _)| !stays(key.0, *segment))
         };
-        let lost: Vec<_> =
-            self.external.iter().filter(|(key, route)| is_lost(key, route)).map(|(key, _)| *key).collect();
-        lost.into_iter().for_each(|key| self.remove_external(key, now));
+        let lost: Vec<_> = self.external.iter().filter(is_lost).map(|(key, _)| *key).collect();
+        for key in lost {
+            self.change_external(key, now, |by_segment| by_segment.retain(|(segment, _)| stays(key.0, *segment)));
+        }
         self.publish();
     }
 
-    fn remove_external(&mut self, key: (u16, NetworkPrefix), now: u32) {
-        let Some(hop) = self.external.remove(&key).and_then(|route| route.hop) else { return };
-        self.writer.remove(key.0, key.1);
-        self.release(hop, now);
+    /// Changes the routes to a destination, and what is installed of them. Returns false without room.
+    fn change_external(
+        &mut self,
+        key: (u16, NetworkPrefix),
+        now: u32,
+        change: impl FnOnce(&mut Vec<(u16, HopSpec)>),
+    ) -> bool {
+        let route = self.external.entry(key).or_default();
+        let before = route.spec().cloned();
+        change(&mut route.by_segment);
+        if route.by_segment.is_empty() {
+            if let Some(hop) = self.external.remove(&key).and_then(|route| route.hop) {
+                self.writer.remove(key.0, key.1);
+                self.release(hop, now);
+            }
+            return true;
+        }
+        let is_same = route.hop.is_some() && route.spec() == before.as_ref();
+        is_same || self.put_external(key, now)
     }
 
     /// Installs a route from another control plane, unless the configuration has one. Returns false without room.
     fn put_external(&mut self, key: (u16, NetworkPrefix), now: u32) -> bool {
         let Some(route) = self.external.get(&key).filter(|_| !self.installed.contains_key(&key)) else { return true };
-        let (spec, old) = (route.spec.clone(), route.hop);
+        let (Some(spec), old) = (route.spec().cloned(), route.hop) else { return true };
         // The members that the old and the new group share keep their flows.
         let mut new = self.acquire_like(&spec, old, now);
         // The hops must be there before a route refers to them.
@@ -418,20 +438,13 @@ impl RouterControl {
 
     /// Removes the host route of a neighbour, and the neighbour if no route uses it.
     fn forget(&mut self, vrf: u16, ip: IpAddr, now: u32) {
-        let Some((segment, hop)) = self.learned.remove(&(vrf, ip)) else { return };
-        let is_other =
-            |key| self.installed.contains_key(key) || self.external.get(key).is_some_and(|it| it.hop.is_some());
+        let Some(learned) = self.learned.remove(&(vrf, ip)) else { return };
         if let Some(prefix) = host_prefix(ip)
-            && !is_other(&(vrf, prefix))
+            && !self.installed.contains_key(&(vrf, prefix))
         {
             self.writer.remove(vrf, prefix);
         }
-        self.release(hop, now);
-        if !self.by_spec.contains_key(&HopSpec::Neighbour(segment, ip))
-            && let Some(router) = self.segments.get_mut(&segment)
-        {
-            router.neighbours.forget(ip);
-        }
+        self.release_neighbour(ip, learned, now);
     }
 
     /// Returns the hop of this meaning for one user more.
@@ -783,8 +796,11 @@ impl RouterControl {
 
     /// Number of routes.
     pub(in crate::tunnel) fn len(&self) -> usize {
-        let external = self.external.values().filter(|route| route.hop.is_some()).count();
-        self.installed.len() + external + self.learned.len()
+        let count = |vrf| {
+            let (v4, v6) = self.writer.route_count(vrf);
+            v4 + v6
+        };
+        self.writer.vrfs().map(count).sum()
     }
 
     /// Returns the name of each VRF by its number.
