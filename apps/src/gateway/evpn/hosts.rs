@@ -236,18 +236,22 @@ mod tests {
         IpAddr::from((0x0a00_0000 | n).to_be_bytes())
     }
 
-    fn mirror() -> Mirror {
-        let mut mirror = Mirror::default();
-        mirror.watch(&HashSet::from([1]));
-        let kind = LinkKind::Vxlan(Vxlan { vni: 1, local: None, port: 4789, learning: false });
-        mirror.apply(&Message::Link(Link {
+    /// The VXLAN device of VNI 1.
+    fn vxlan() -> Message {
+        Message::Link(Link {
             index: 9,
             name: "vx".to_owned(),
             alias: None,
             master: Some(BRIDGE),
             up: true,
-            kind,
-        }));
+            kind: LinkKind::Vxlan(Vxlan { vni: 1, local: None, port: 4789, learning: false }),
+        })
+    }
+
+    fn mirror() -> Mirror {
+        let mut mirror = Mirror::default();
+        mirror.watch(&HashSet::from([1]));
+        mirror.apply(&vxlan());
         mirror
     }
 
@@ -340,14 +344,7 @@ mod tests {
         mirror.begin();
         (2..4).for_each(|n| mirror.apply(&neighbour(ip(n), Some(n), true)));
         mirror.apply(&neighbour(ip(4), Some(4), false));
-        mirror.apply(&Message::Link(Link {
-            index: 9,
-            name: "vx".to_owned(),
-            alias: None,
-            master: Some(BRIDGE),
-            up: true,
-            kind: LinkKind::Vxlan(Vxlan { vni: 1, local: None, port: 4789, learning: false }),
-        }));
+        mirror.apply(&vxlan());
         mirror.finish();
         assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 1), [(ip(1), Some((mac(1), false)))]);
         hosts.sweep(&mirror, 1, PORT);

@@ -555,38 +555,14 @@ impl Mirror {
         }
     }
 
-    fn report_binding(&mut self, vni: u32, address: IpAddr) {
-        let Some(reported) = self.segments.get_mut(&vni) else { return };
-        let bridge = reported.devices.and_then(|devices| devices.bridge);
-        let entry = bridge.and_then(|bridge| self.neighbours.get(&bridge)?.get(&address));
-        let host = entry.and_then(|entry| {
-            let Neighbour { mac, external, is_router, .. } = entry.value;
-            Some((mac.filter(|mac| external && mac.is_unicast())?, is_router))
-        });
-        let before = match host {
-            Some(host) => reported.bindings.insert(address, host),
-            None => reported.bindings.remove(&address),
-        };
-        if before != host {
-            self.changes.bindings.insert((vni, address), host);
-        }
-    }
-}
-
-impl Mirror {
     /// Reports the routers to which the kernel's route to a destination leads. A next hop without a neighbour entry of
     /// the daemon is left out, like a route without any other.
     fn report_route(&mut self, vni: u32, to: NetworkPrefix) {
         let Some(reported) = self.segments.get_mut(&vni) else { return };
         let bridge = reported.devices.and_then(|devices| devices.bridge);
-        let router = |bridge: u32, via: IpAddr| {
-            let neighbour = self.neighbours.get(&bridge)?.get(&via)?.value;
-            neighbour.mac.filter(|mac| neighbour.external && mac.is_unicast())
-        };
-        let hops = bridge
-            .into_iter()
-            .flat_map(|bridge| self.routes.next_hops(bridge, to).filter_map(move |via| router(bridge, via)));
-        let mut routers: Vec<MacAddr> = hops.collect();
+        let neighbours = bridge.and_then(|bridge| self.neighbours.get(&bridge));
+        let vteps = bridge.into_iter().flat_map(|bridge| self.routes.next_hops(bridge, to));
+        let mut routers: Vec<MacAddr> = vteps.filter_map(|vtep| Some(learned(neighbours?, vtep)?.0)).collect();
         routers.sort_unstable();
         routers.dedup();
         let before = match routers.is_empty() {
@@ -597,6 +573,25 @@ impl Mirror {
             self.changes.routes.insert((vni, to), routers);
         }
     }
+
+    fn report_binding(&mut self, vni: u32, address: IpAddr) {
+        let Some(reported) = self.segments.get_mut(&vni) else { return };
+        let bridge = reported.devices.and_then(|devices| devices.bridge);
+        let host = bridge.and_then(|bridge| learned(self.neighbours.get(&bridge)?, address));
+        let before = match host {
+            Some(host) => reported.bindings.insert(address, host),
+            None => reported.bindings.remove(&address),
+        };
+        if before != host {
+            self.changes.bindings.insert((vni, address), host);
+        }
+    }
+}
+
+/// Returns the host of an address that another program put among these neighbours.
+fn learned(neighbours: &HashMap<IpAddr, Seen<Neighbour>>, address: IpAddr) -> Option<Host> {
+    let Neighbour { mac, external, is_router, .. } = neighbours.get(&address)?.value;
+    Some((mac.filter(|mac| external && mac.is_unicast())?, is_router))
 }
 
 /// Returns whose entry a neighbour is.
@@ -681,12 +676,15 @@ mod tests {
     }
 
     fn neighbour(n: u8, mac: Option<MacAddr>) -> Message {
-        let address = [192, 0, 2, n].into();
-        let state = NudState::Fixed;
+        entry_of([192, 0, 2, n].into(), mac)
+    }
+
+    /// Returns the neighbour entry of the daemon for an address.
+    fn entry_of(address: IpAddr, mac: Option<MacAddr>) -> Message {
         Message::Neighbour(Neighbour {
             index: BRIDGE,
             address,
-            state,
+            state: NudState::Fixed,
             mac,
             external: true,
             is_router: false,
@@ -718,17 +716,7 @@ mod tests {
 
     /// Returns the neighbour entry of a VTEP, with the Ethernet address of its router.
     fn router(n: u8, mac: Option<MacAddr>) -> Message {
-        let state = NudState::Fixed;
-        let address = vtep(n);
-        Message::Neighbour(Neighbour {
-            index: BRIDGE,
-            address,
-            state,
-            mac,
-            external: true,
-            is_router: false,
-            protocol: ZEBRA,
-        })
+        entry_of(vtep(n), mac)
     }
 
     fn network(n: u8) -> NetworkPrefix {

@@ -153,6 +153,8 @@ impl Thread {
         let segments = lock(&self.shared.orders).segments.take();
         self.set_segments(segments.unwrap_or_default())?;
         self.dump()?;
+        // All changes up to here are its own.
+        self.mirror.bridges_changed = false;
         self.find_ports();
         self.publish(self.start);
         self.report();
@@ -200,7 +202,8 @@ impl Thread {
             self.turn(now);
         }
         let vnis: Vec<u32> = self.segments.keys().copied().collect();
-        if let Err(error) = self.remove_devices(&vnis) {
+        let removed = self.remove_neighbours(&vnis).and_then(|()| devices::remove(&mut self.requests, vnis));
+        if let Err(error) = removed {
             tracing::error!("{error}");
         }
     }
@@ -263,11 +266,10 @@ impl Thread {
         self.access.retain(|vni, _| vnis.contains(vni));
         self.bridges.retain(|vni, _| vnis.contains(vni));
         self.sweeps.retain(|vni, _| vnis.contains(vni));
-        let removed: Vec<u32> = old.into_keys().filter(|vni| !vnis.contains(vni)).collect();
+        let removed = old.into_keys().filter(|vni| !vnis.contains(vni));
         self.is_configured = false;
-        let outcome = self.remove_devices(&removed);
         self.mirror.watch(&vnis);
-        outcome?;
+        devices::remove(&mut self.requests, removed)?;
         self.configure()
     }
 
@@ -283,12 +285,6 @@ impl Thread {
         devices::ensure(&mut self.requests, &segments)?;
         self.is_configured = true;
         Ok(())
-    }
-
-    /// Removes the devices of these VNIs that the gateway made.
-    fn remove_devices(&mut self, vnis: &[u32]) -> io::Result<()> {
-        self.remove_neighbours(vnis)?;
-        devices::remove(&mut self.requests, vnis.iter().copied())
     }
 
     /// Removes IP addresses of local hosts from bridges of somebody else. They leave together with the port for local
