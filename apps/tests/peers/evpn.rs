@@ -18,13 +18,23 @@ use crate::frr::Daemons;
 use crate::program::Program;
 use crate::tcp::transfer;
 use crate::underlay::{SHARED, plug_router, share};
-use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
+use crate::world::{GATEWAY, VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
 /// FRR's daemons (Debian: frr). They have no programs in the search path.
 pub(crate) const ZEBRA: &str = "/usr/lib/frr/zebra";
 pub(crate) const BGPD: &str = "/usr/lib/frr/bgpd";
 /// Addresses of the BGP session.
 pub(crate) const SPEAKERS: [&str; 2] = ["10.8.0.1", "10.8.0.2"];
+
+/// Returns the configuration of bgpd for an EVPN session from `local` to `peer`, with further lines, and with those of
+/// the EVPN address family.
+pub(crate) fn bgpd_text(local: &str, peer: &str, bgp: &str, evpn: &str) -> String {
+    format!(
+        "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
+         neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n{bgp} \
+         address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n{evpn} exit-address-family\n"
+    )
+}
 
 /// Zebra and bgpd in a namespace.
 pub(crate) struct Frr<'a> {
@@ -48,11 +58,7 @@ impl<'a> Frr<'a> {
         bgp: &str,
         evpn: &str,
     ) -> Self {
-        let text = format!(
-            "router bgp 65000\n bgp router-id {local}\n no bgp default ipv4-unicast\n \
-             neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n{bgp} \
-             address-family l2vpn evpn\n  neighbor {peer} activate\n  advertise-all-vni\n{evpn} exit-address-family\n"
-        );
+        let text = bgpd_text(local, peer, bgp, evpn);
         let daemons = Daemons::new(namespace, &[("bgpd", &text), ("zebra", zebra)]);
         let mut frr = Self { daemons, zebra: None, bgpd: None };
         frr.start_zebra();
@@ -165,11 +171,7 @@ impl Fabric {
 
     /// Starts the gateway with keys of the underlay and tables of segments.
     pub(crate) fn gateway_of(&self, text: &str) -> Gateway {
-        let config = format!("[control]\nsocket = 'operators.sock'\n{}{text}", self.world.ports());
-        let program = self.world.start_with(&config);
-        let socket = program.path("operators.sock");
-        assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
-        Gateway { program }
+        Gateway::start(&self.world.gateway, &(self.world.ports() + text))
     }
 
     /// Returns the entries of a device of a leaf for an address.
@@ -185,6 +187,16 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
+    /// Starts a gateway with a configuration and a control socket, and waits until it takes requests.
+    #[track_caller]
+    pub(crate) fn start(namespace: &Namespace, config: &str) -> Self {
+        let config = format!("[control]\nsocket = 'operators.sock'\n{config}");
+        let program = Program::start(namespace, GATEWAY, &config);
+        let socket = program.path("operators.sock");
+        assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
+        Self { program }
+    }
+
     pub(crate) fn rows(&self, table: &str) -> Vec<Map<String, Value>> {
         self.program.rows(table)
     }

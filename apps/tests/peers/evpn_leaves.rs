@@ -9,13 +9,11 @@
 
 use std::cell::Cell;
 
-use wirepath::control_socket::Client;
 use wirepath_testlab::{FramePort, Namespace, Veth, eventually};
 
 use crate::evpn::{Fabric, Frr, Gateway, is_missing, wait_for_entry};
-use crate::program::Program;
 use crate::underlay::SHARED;
-use crate::world::{GATEWAY, VNI, Variant, WAIT_LIMIT, colons, ethernet, host_address, pings, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, colons, ethernet, host_address, pings, remote_address};
 
 /// Number of the second gateway among the hosts of the underlay.
 const SECOND: usize = 3;
@@ -34,14 +32,11 @@ fn second_gateway(fabric: &Fabric, namespace: &Namespace) -> Gateway {
     let ports = variant.port(0, "wan", "mtu = 1500\n") + &variant.port(1, "lan0", &format!("mtu = {mtu}\n"));
     let (address, prefix) = (variant.address(SECOND), variant.prefix());
     let config = format!(
-        "[control]\nsocket = 'operators.sock'\n{ports}[underlay]\nport = \"wan\"\n\
+        "{ports}[underlay]\nport = \"wan\"\n\
          addresses = [\"{address}/{prefix}\"]\n{SHARED}[[segment]]\nname = \"blue\"\nvni = {VNI}\n\
          control = \"kernel\"\nneighbour_suppression = true\nports = [{{ port = \"lan0\" }}]\n"
     );
-    let program = Program::start(namespace, GATEWAY, &config);
-    let socket = program.path("operators.sock");
-    assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
-    Gateway { program }
+    Gateway::start(namespace, &config)
 }
 
 /// Counts the frames with a mark that wait at a port.

@@ -9,7 +9,7 @@
 use serde_json::Value;
 use wirepath_testlab::{LinuxGuest, Namespace, Requirement, Veth, eventually, run, skip_or_fail};
 
-use crate::evpn::{BGPD, Fabric, Frr, Gateway, SPEAKERS, ZEBRA, is_missing};
+use crate::evpn::{BGPD, Fabric, Frr, Gateway, SPEAKERS, ZEBRA, bgpd_text, is_missing};
 use crate::tcp::transfer;
 use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
@@ -73,15 +73,22 @@ fn plug_router(fabric: &Fabric, variant: Variant) -> Namespace {
     beyond
 }
 
-/// Starts FRR of a leaf. It advertises these networks.
-fn frr<'a>(namespace: &'a Namespace, local: &str, peer: &str, networks: [[&str; 3]; 2]) -> Frr<'a> {
+/// Lines of the EVPN address family by which bgpd advertises the networks of a VRF.
+const ADVERTISED: &str = "  advertise ipv4 unicast\n  advertise ipv6 unicast\n";
+
+/// Returns the lines by which these networks are in the tables of bgpd.
+fn network_lines(networks: [[&str; 3]; 2]) -> String {
     let [v4, v6] = networks.map(|[network, ..]| network);
-    let bgp = format!(
+    format!(
         " address-family ipv4 unicast\n  network {v4}\n exit-address-family\n \
          address-family ipv6 unicast\n  network {v6}\n exit-address-family\n"
-    );
-    let evpn = "  advertise ipv4 unicast\n  advertise ipv6 unicast\n";
-    Frr::routing(namespace, local, peer, &format!("vni {L3VNI}\n"), &bgp, evpn)
+    )
+}
+
+/// Starts FRR of a leaf. It advertises these networks.
+fn frr<'a>(namespace: &'a Namespace, local: &str, peer: &str, networks: [[&str; 3]; 2]) -> Frr<'a> {
+    let zebra = format!("vni {L3VNI}\n");
+    Frr::routing(namespace, local, peer, &zebra, &network_lines(networks), ADVERTISED)
 }
 
 /// Waits until the gateway has exactly these routes from the kernel.
@@ -258,7 +265,6 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
     let programs = [&stripped[0], &stripped[1], ZEBRA, BGPD, "vtysh"];
     let mut guest = LinuxGuest::boot(near, &["tap-wan", "tap-bgp", "tap-lan0"], &programs);
     let [at_near, at_far] = SPEAKERS;
-    let [v4, v6] = NEAR.map(|[network, ..]| network);
     let port = |name: &str, device: &str| {
         format!("[[port]]\nname = \"{name}\"\ndriver = \"af_packet\"\ndevice = \"{device}\"\n")
     };
@@ -270,14 +276,11 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
         variant.vtep(),
         segments("red"),
     );
-    let bgp = format!(
-        "router bgp 65000\n bgp router-id {at_near}\n no bgp default ipv4-unicast\n \
-         neighbor {at_far} remote-as 65000\n neighbor {at_far} timers connect 1\n \
-         address-family l2vpn evpn\n  neighbor {at_far} activate\n  \
-         advertise-all-vni\n exit-address-family\nrouter bgp 65000 vrf red\n address-family ipv4 unicast\n  \
-         network {v4}\n exit-address-family\n address-family ipv6 unicast\n  network {v6}\n exit-address-family\n \
-         address-family l2vpn evpn\n  advertise ipv4 unicast\n  advertise ipv6 unicast\n exit-address-family\n"
-    );
+    let networks = network_lines(NEAR);
+    let bgp = bgpd_text(at_near, at_far, "", "")
+        + &format!(
+            "router bgp 65000 vrf red\n{networks} address-family l2vpn evpn\n{ADVERTISED} exit-address-family\n"
+        );
     guest.sh(&format!(
         "set -e
         echo 'root:x:0:0::/:/bin/sh' >/etc/passwd
