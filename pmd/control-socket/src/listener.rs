@@ -144,7 +144,7 @@ impl Listener {
     /// Like [`Self::accept`], and tells a connection that cannot be accepted from none.
     ///
     /// # Errors
-    /// Of accept(2), if a connection may wait: no free file descriptor (`EMFILE`, `ENFILE`), or no memory.
+    /// The errors of accept(2) if a connection may wait: no free file descriptor (`EMFILE`, `ENFILE`), or no memory.
     pub fn try_accept(&self) -> io::Result<Option<(UnixStream, Peer)>> {
         // The limit keeps a peer that connects and leaves at once from holding the caller.
         for _ in 0..16 {
