@@ -198,11 +198,7 @@ mod tests {
     #[test]
     fn a_machine_is_read_from_the_files_of_the_kernel() {
         let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| wirepath_testlab::write_below(root.path(), path, text);
         let one = "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu hypervisor avx2\n\n";
         write("proc/cpuinfo", &(one.to_owned() + one));
         write("proc/meminfo", "MemTotal:       16777216 kB\nHugePages_Total:      64\nHugePages_Free:       60\n");

@@ -506,11 +506,7 @@ mod tests {
     #[test]
     fn settings_are_those_of_the_kernel() {
         let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| wirepath_testlab::write_below(root.path(), path, text);
         write("proc/meminfo", "HugePages_Total:      64\nHugePages_Free:       60\n");
         write("sys/devices/system/cpu/isolated", "1-3\n");
         write("sys/devices/system/cpu/cpu2/cpufreq/scaling_governor", "powersave\n");

@@ -30,8 +30,19 @@ pub use process::{Background, Outcome, copy_program, run, spawn};
 pub use requirements::{Requirement, print_uncaptured, python, skip_or_fail};
 pub use vlan::VlanTagger;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Writes a file below a folder that stands for the root of a machine.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn write_below(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("make the folder");
+    std::fs::write(path, text).expect("write the file");
+}
 
 /// Sets a flag when it is dropped. A thread that waits for the flag ends also if the test panics.
 #[derive(Debug)]

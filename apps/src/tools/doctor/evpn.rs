@@ -356,11 +356,7 @@ mod tests {
     #[test]
     fn modules_are_looked_up_in_the_lists_of_the_kernel() {
         let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| wirepath_testlab::write_below(root.path(), path, text);
         write("proc/sys/kernel/osrelease", "6.1.0\n");
         assert!(missing_modules(root.path()).is_empty(), "no lists");
         write("lib/modules/6.1.0/modules.builtin", "kernel/net/bridge/bridge.ko\n");

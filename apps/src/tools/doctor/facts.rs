@@ -115,11 +115,7 @@ mod tests {
     #[test]
     fn facts_are_read_from_what_the_kernel_shows() {
         let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| wirepath_testlab::write_below(root.path(), path, text);
         write("proc/self/status", "Name:\tx\nCapInh:\t0\nCapEff:\t0000000000003000\n");
         write(
             "proc/meminfo",
