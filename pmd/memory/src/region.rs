@@ -1,5 +1,6 @@
 // UNSAFETY: maps memory and exposes its address.
 #![allow(unsafe_code)]
+#![cfg_attr(miri, allow(dead_code, unused_imports))]
 
 use std::ffi::c_void;
 use std::fmt;
@@ -135,6 +136,19 @@ impl RegionBuilder {
         self.map_as(bytes, false).map_err(|source| RegionError::Map { bytes, source })
     }
 
+    /// Allocates the region: Miri has no mappings with the properties that regions need.
+    #[cfg(miri)]
+    fn map_as(&self, bytes: usize, huge: bool) -> std::io::Result<Region> {
+        if huge || self.shared {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
+        // SAFETY: the size is not 0.
+        let start = unsafe { std::alloc::alloc_zeroed(allocation(bytes)) };
+        let mapping = Mapping { start: start.cast(), bytes };
+        Ok(Region { mapping, bytes, backing: Backing::NormalPages, file: None, _close_notifier: None })
+    }
+
+    #[cfg(not(miri))]
     fn map_as(&self, bytes: usize, huge: bool) -> std::io::Result<Region> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // Normal pages: one huge page more than needed, so that the region can start on a 2 MiB boundary.
@@ -186,6 +200,11 @@ impl RegionBuilder {
     }
 }
 
+#[cfg(miri)]
+fn allocation(bytes: usize) -> std::alloc::Layout {
+    std::alloc::Layout::from_size_align(bytes, HUGE_PAGE).expect("a size that was allocated")
+}
+
 struct Mapping {
     start: *mut c_void,
     bytes: usize,
@@ -215,7 +234,13 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this value owns the mapping. Code that uses an address of a region keeps the region alive,
         // as `Region::base` demands.
+        #[cfg(not(miri))]
         let _ = unsafe { munmap(self.start, self.bytes) };
+        // SAFETY: `RegionBuilder::map_as` allocated it with this layout.
+        #[cfg(miri)]
+        unsafe {
+            std::alloc::dealloc(self.start.cast(), allocation(self.bytes));
+        }
     }
 }
 

@@ -206,7 +206,10 @@ impl Batch {
         self.len = rest;
         if n > 0 && rest > 0 {
             // SAFETY: `n + rest` entries were initialised, so source and destination lie inside the array.
-            unsafe { ptr::copy(self.slots.as_ptr().add(n), self.slots.as_mut_ptr(), rest) };
+            unsafe {
+                let slots = self.slots.as_mut_ptr();
+                ptr::copy(slots.add(n), slots, rest);
+            }
         }
     }
 }
