@@ -22,8 +22,9 @@ use crate::world::{GATEWAY, Variant, WAIT_LIMIT, World, host_address, pings, rem
 
 const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
 const CONTROL: &str = "[control]\nsocket = 'operators.sock'\n";
-/// Bytes of memory that a program may take in addition during a fault. Tables and caches fill once.
-const GROWTH: u64 = 8 << 20;
+/// Bytes of memory that a program may take in addition during a fault. Tables and caches fill once. AddressSanitizer
+/// keeps freed memory for some time.
+const GROWTH: u64 = if cfg!(asan) { 1 << 30 } else { 8 << 20 };
 /// Time for which the processor time of the control thread is measured.
 const WINDOW: Duration = Duration::from_millis(1500);
 

@@ -25,6 +25,7 @@ pub mod offload;
 mod pool;
 mod port_id;
 pub mod reassembly;
+mod red_zones;
 pub mod registered;
 mod rx_burst;
 mod shared_segment;
@@ -45,8 +46,8 @@ use std::sync::atomic::AtomicU16;
 use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
+pub use meta::{BUFFER_BYTES, DATA_ROOM, HEADROOM, HeaderLengths, PtypeL3, PtypeL4, STRIDE};
 use meta::{BUFFER_END, BUFFER_START, Meta, NO_SEGMENT, shift};
-pub use meta::{DATA_ROOM, HEADROOM, HeaderLengths, PtypeL3, PtypeL4, STRIDE};
 use offload::{ChecksumStatus, Flags};
 pub use pool::{Arena, LeasedBuffers, MAX_BUFFERS, MAX_POOLS, MetaTemplate, Pool, PoolError};
 pub use port_id::PortId;

@@ -14,17 +14,21 @@ pub(super) const META: usize = 64;
 pub const HEADROOM: usize = 256;
 /// Bytes of a buffer behind its headroom.
 pub const DATA_ROOM: usize = 2048;
+/// Bytes of a buffer: metadata line, headroom and data room.
+pub const BUFFER_BYTES: usize = META + HEADROOM + DATA_ROOM;
+/// Bytes behind each buffer that AddressSanitizer protects, in its build only.
+const RED_ZONE: usize = if cfg!(asan) { 128 } else { 0 };
 /// Distance of two buffers in bytes, deliberately not a power of two.
 ///
 /// With 2048 or 4096, the hot lines of all buffers map to the same few cache sets, which costs 15 to 23
 /// cycles per packet. An odd multiple of 64 spreads them over all sets.
-pub const STRIDE: usize = META + HEADROOM + DATA_ROOM;
-const _: () = assert!(STRIDE == 2368 && (STRIDE / 64) % 2 == 1);
+pub const STRIDE: usize = BUFFER_BYTES + RED_ZONE;
+const _: () = assert!(BUFFER_BYTES == 2368 && (STRIDE / 64) % 2 == 1);
 
 /// Smallest offset of data, default offset of data, and end of a buffer, in bytes from its start.
 pub(super) const BUFFER_START: usize = META;
 pub(super) const DATA_START: usize = META + HEADROOM;
-pub(super) const BUFFER_END: usize = STRIDE;
+pub(super) const BUFFER_END: usize = BUFFER_BYTES;
 
 /// Value of `next` in the last segment.
 pub(super) const NO_SEGMENT: u32 = u32::MAX;

@@ -14,10 +14,10 @@ use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
 
 use super::PortId;
 use super::batch::Batch;
-use super::meta::{DATA_START, META, Meta, NO_SEGMENT, STRIDE};
+use super::meta::{BUFFER_BYTES, DATA_START, META, Meta, NO_SEGMENT, STRIDE};
 use super::stack::Stack;
 use super::tx_burst::{POOL_SHIFT, WORD};
-use super::{Handle, Packet};
+use super::{Handle, Packet, red_zones};
 
 /// Largest number of pools that exist in a process at one time.
 pub const MAX_POOLS: usize = 64;
@@ -28,6 +28,8 @@ pub const MAX_BUFFERS: u32 = (1 << 24) - 1;
 const CACHE_SIZE: usize = 4 * MAGAZINE_SIZE;
 /// Buffers that move between a thread's cache and the shared list in one step.
 const MAGAZINE_SIZE: usize = 128;
+/// Bytes of a magazine's list, at the start of the data room of its first buffer.
+pub(super) const MAGAZINE_BYTES: usize = MAGAZINE_SIZE * size_of::<u32>();
 
 static POOLS: [AtomicPtr<PoolState>; MAX_POOLS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_POOLS];
 /// Generation of each pool id. It changes with every pool that gets the id, so that a thread detects a cache
@@ -163,7 +165,8 @@ pub(super) struct PoolState {
     /// subtracts after it has popped one. The subtraction may come before the addition, so the value can be
     /// too low, even negative, for a moment.
     stacked: AtomicU32,
-    caches: Mutex<Vec<Box<Cache>>>,
+    /// Caches of threads, which the pool owns. Not `Box`: a box that moves invalidates the addresses that threads have.
+    caches: Mutex<Vec<NonNull<Cache>>>,
     orphaned: AtomicU32,
 }
 
@@ -384,7 +387,11 @@ impl Pool {
             for (at, slot) in (first..).zip(&mut magazine[..n]) {
                 *slot = shared.buffer(leased.map_or(at, |leased| leased[at as usize]));
                 // SAFETY: the buffer lies in the region, and no other code has its address yet.
-                unsafe { (*slot).write(Meta::empty(id as u8)) };
+                unsafe {
+                    (*slot).write(Meta::empty(id as u8));
+                    red_zones::created(*slot);
+                    red_zones::freed(*slot);
+                }
             }
             shared.push_magazine(&magazine[..n]);
         }
@@ -461,6 +468,7 @@ impl Pool {
             let at = len.checked_sub(1)?;
             let meta = cache.slots.get_unchecked(at as usize).get();
             cache.len.store(at, Ordering::Release);
+            red_zones::taken(meta);
             ptr::copy_nonoverlapping((&raw const self.shared().template.line).cast(), meta, 1);
             Some(Packet::from_meta(NonNull::new_unchecked(meta)))
         }
@@ -497,6 +505,7 @@ impl Pool {
             let from = cache.slots.as_ptr().add(len - n);
             batch.push_with(n, |i| {
                 let meta = (*from.add(i)).get();
+                red_zones::taken(meta);
                 ptr::copy_nonoverlapping((&raw const template.line).cast(), meta, 1);
                 Packet::from_meta(NonNull::new_unchecked(meta))
             });
@@ -580,11 +589,22 @@ fn reclaim_orphans() {
             continue;
         }
         slot.store(ptr::null_mut(), Ordering::Release);
+        // SAFETY: the pool owns the region, which has `count` buffers from `base` on.
+        unsafe { red_zones::destroyed(shared.base.as_ptr(), shared.count as usize * STRIDE) };
         GENERATIONS[id].store(shared.generation.wrapping_add(1), Ordering::Release);
         // SAFETY: without handles no thread can take a buffer, and without packets none can free one. The
         // counts of caches and shared list were the last accesses of the other threads: they store with
         // `Release`, and `available` loads with `Acquire`.
         drop(unsafe { Box::from_raw(pool) });
+    }
+}
+
+impl Drop for PoolState {
+    fn drop(&mut self) {
+        for cache in self.caches.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // SAFETY: `new_cache` made it of a box. Threads compare the generation of the pool before they use it.
+            drop(unsafe { Box::from_raw(cache.as_ptr()) });
+        }
     }
 }
 
@@ -605,7 +625,8 @@ impl PoolState {
         // `reclaim_orphans` frees no pool with packets.
         let stacked = self.stacked.load(Ordering::Acquire) as i32;
         let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
-        let cached: u32 = caches.iter().map(|cache| cache.len.load(Ordering::Acquire)).sum();
+        // SAFETY: the caches in the list exist; one is freed only after it is taken out, with the lock held.
+        let cached: u32 = caches.iter().map(|cache| unsafe { cache.as_ref() }.len.load(Ordering::Acquire)).sum();
         (i64::from(stacked) + i64::from(cached)).clamp(0, self.count.into()) as u32
     }
 
@@ -630,12 +651,12 @@ impl PoolState {
         RETURN_ON_EXIT.try_with(|_| ()).ok()?;
         let cache =
             Box::new(Cache { len: AtomicU32::new(0), slots: [const { Cell::new(ptr::null_mut()) }; CACHE_SIZE] });
-        let address = ptr::from_ref(&*cache);
+        let cache = NonNull::from(Box::leak(cache));
         self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
-        THREAD_CACHES
-            .with(|local| local[self.id as usize].set(ThreadCache { cache: address, generation: self.generation }));
+        let local = ThreadCache { cache: cache.as_ptr(), generation: self.generation };
+        THREAD_CACHES.with(|caches| caches[self.id as usize].set(local));
         // SAFETY: the pool owns the cache until this thread or the pool ends.
-        Some(unsafe { &*address })
+        Some(unsafe { cache.as_ref() })
     }
 
     /// Returns all buffers of `cache` to the shared list and frees the cache.
@@ -644,8 +665,10 @@ impl PoolState {
     /// `cache` is this thread's cache of this pool, and it is not used afterwards.
     unsafe fn retire_cache(&self, cache: *const Cache) {
         let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = caches.iter().position(|c| ptr::eq(&raw const **c, cache)) else { return };
-        let cache = caches.swap_remove(at);
+        let Some(at) = caches.iter().position(|it| ptr::eq(it.as_ptr(), cache)) else { return };
+        // SAFETY: `new_cache` made it of a box, and the caller does not use it afterwards. No other thread reads `len`
+        // any more: the lock is held, and the list does not have it.
+        let cache = unsafe { Box::from_raw(caches.swap_remove(at).as_ptr()) };
         let len = cache.len.load(Ordering::Relaxed) as usize;
         let mut free = [ptr::null_mut(); CACHE_SIZE];
         for (to, from) in free.iter_mut().zip(&cache.slots) {
@@ -749,7 +772,7 @@ unsafe fn count_of(meta: *mut Meta) -> *mut u32 {
 /// `meta` is the start of a free buffer that this thread owns.
 unsafe fn magazine_of(meta: *mut Meta) -> (u32, *mut u32) {
     const {
-        assert!(DATA_START + MAGAZINE_SIZE * size_of::<u32>() <= STRIDE);
+        assert!(DATA_START + MAGAZINE_BYTES <= BUFFER_BYTES);
         assert!(DATA_START.is_multiple_of(4) && META == 64);
     }
     // SAFETY: the caller guarantees a free buffer of this thread; the count lies inside it.
@@ -808,6 +831,7 @@ unsafe fn free_segment(meta: NonNull<Meta>) {
     // thread, and `spill` makes room in a full one.
     unsafe {
         let shared = &*POOLS[(*meta.as_ptr()).pool as usize].load(Ordering::Acquire);
+        red_zones::freed(meta.as_ptr());
         let Some(cache) = shared.thread_cache() else { return shared.push_magazine(&[meta.as_ptr()]) };
         let mut len = cache.len.load(Ordering::Relaxed);
         if len as usize == CACHE_SIZE {
@@ -895,6 +919,7 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
         rest.iter().zip(8 * eights.len()..).for_each(|(meta, i)| give(i, *meta));
         let pools = [all, any].map(|word| (word >> POOL_SHIFT) as u8);
         if all as u32 == NO_SEGMENT && pools == [pool; 2] {
+            packets.iter().for_each(|meta| red_zones::freed(meta.as_ptr()));
             cache.len.store((len + packets.len()) as u32, Ordering::Release);
         } else {
             release_mixed(packets, cache, pool);
@@ -921,6 +946,7 @@ unsafe fn release_mixed(packets: &[NonNull<Meta>], cache: &Cache, pool: u8) {
         for meta in packets {
             let it = &*meta.as_ptr();
             if it.pool == pool && it.next == NO_SEGMENT {
+                red_zones::freed(meta.as_ptr());
                 cache.slot(len).set(meta.as_ptr());
                 len += 1;
             } else {
@@ -951,6 +977,7 @@ pub(super) unsafe fn release_single_segments(packets: &[NonNull<Meta>], pool: u8
             release_each(packets);
             return;
         };
+        packets.iter().for_each(|meta| red_zones::freed(meta.as_ptr()));
         ptr::copy_nonoverlapping(packets.as_ptr().cast(), cache.slots.as_ptr().cast_mut().add(len), packets.len());
         cache.len.store((len + packets.len()) as u32, Ordering::Release);
     }

@@ -17,6 +17,7 @@ use super::batch::Batch;
 use super::meta::{DATA_ROOM, DATA_START, META, Meta, shift};
 use super::offload::{ChecksumStatus, Flags};
 use super::pool::{Cache, MetaTemplate, Pool, PoolState};
+use super::red_zones;
 use super::simd::{LANES, U64x8};
 
 /// Packet lengths that a receive queue accepts in one buffer.
@@ -264,6 +265,7 @@ impl<D> BurstCursor<D> {
         // before anything moves: a panic there changes nothing.
         unsafe {
             let last = free.sub(LANES - 1);
+            (0..LANES).for_each(|j| red_zones::taken((*last.add(j)).get()));
             ops.post_x8(&*descriptor.cast(), U64x8::load(last.cast()).wrapping_add(U64x8::splat(DATA_START as u64)));
             ptr::copy_nonoverlapping(slot, out.cast(), LANES);
             ptr::copy_nonoverlapping(last.cast(), slot, LANES);
@@ -535,6 +537,7 @@ unsafe fn swap(slot: &mut Packet, free: *mut Meta, line: &MetaLine, info: &RxPac
     // packet; the caller guarantees that it has no other owner. The filled buffer belongs to the packet taken
     // out of `slot`; its line is written whole.
     unsafe {
+        red_zones::taken(free);
         let packet = replace(slot, Packet::from_meta(NonNull::new_unchecked(free)));
         let words: *mut u64 = packet.meta.as_ptr().cast();
         words.write(line.first.wrapping_add(info.excess_len.wrapping_mul(line.len_step)));

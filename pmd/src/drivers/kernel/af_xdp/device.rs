@@ -35,7 +35,7 @@ use crate::port::{
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{DATA_ROOM, STRIDE};
+use wirepath_packet::{BUFFER_BYTES, DATA_ROOM, STRIDE};
 
 /// Bytes of an Ethernet header with two VLAN tags.
 const HEADERS: u32 = 22;
@@ -286,7 +286,7 @@ impl AfXdpDevice {
                     if failed.what.starts_with("registering") && failed.source.raw_os_error() == Some(libc::EINVAL) =>
                 {
                     notes.push(format!(
-                        "the kernel refuses chunks of {STRIDE} bytes (unaligned chunks, Linux 5.4): frames are \
+                        "the kernel refuses chunks of {BUFFER_BYTES} bytes (unaligned chunks, Linux 5.4): frames are \
                          copied between the pool and a UMEM of {CHUNK}-byte chunks"
                     ));
                 }

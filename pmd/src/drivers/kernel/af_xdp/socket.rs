@@ -22,7 +22,7 @@ use super::posted_buffers::PostedBuffers;
 use super::ring::{Consumer, Producer, SharedDescriptor};
 use super::umem_chunks::CHUNK;
 use crate::drivers::kernel::common::namespace::Namespace;
-use wirepath_packet::{METADATA, Packet, STRIDE};
+use wirepath_packet::{BUFFER_BYTES, METADATA, Packet};
 
 /// `XDP_PKT_CONTD`: the frame continues in the next descriptor.
 pub(super) const CONTINUED: u32 = 1;
@@ -326,7 +326,7 @@ fn register_umem(fd: &OwnedFd, memory: &Umem) -> Result<(), SetupError> {
     let (chunk_size, headroom, flags) = match memory {
         // The metadata is the UMEM headroom, and XDP's own 256 bytes behind it are the packet's headroom. The
         // data then starts at the same offset as in every new packet.
-        Umem::Pool(_) => (STRIDE as u32, METADATA as u32, XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG),
+        Umem::Pool(_) => (BUFFER_BYTES as u32, METADATA as u32, XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG),
         Umem::Separate(_) => (CHUNK as u32, 0, XdpUmemRegFlags::empty()),
     };
     let registration = XdpUmemReg {
