@@ -18,7 +18,7 @@ use super::headers::Stack;
 use super::ports::{PortName, Role};
 use super::rate::Rate;
 use super::size::{GAP, Sizes};
-use super::trial::{Generator, Limit, Trial, TrialResult};
+use super::trial::{Generator, Limit, PortResult, Trial, TrialResult};
 
 /// Percentiles of delays and intervals, and their names in JSON.
 pub const PERCENTILES: [(&str, f64); 5] =
@@ -158,6 +158,10 @@ impl TrialResult {
     /// Returns the result as JSON. Times are in nanoseconds, if their names do not say otherwise.
     pub fn to_json(&self) -> Value {
         let ((tx_l2, tx_l1), (rx_l2, rx_l1)) = (self.sent_bits(), self.received_bits());
+        let delivered = |port: &PortResult| -> serde_json::Map<String, Value> {
+            let counts = self.ports.iter().zip(&port.delivered).filter(|(_, n)| **n > 0);
+            counts.map(|(to, n)| (to.name.clone(), json!(n))).collect()
+        };
         let ports: Vec<Value> = self
             .ports
             .iter()
@@ -171,6 +175,7 @@ impl TrialResult {
                     "rx_injected_copies": port.rx.injected_copies,
                     "tx_drops": drops_json(&port.tx),
                     "rx_drops": drops_json(&port.rx),
+                    "delivered": (port.role.sends && self.is_measured).then(|| delivered(port)),
                     "foreign": if self.is_measured { port.foreign } else { 0 },
                     "looped": port.looped,
                 })

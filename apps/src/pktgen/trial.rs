@@ -85,6 +85,9 @@ pub struct PortResult {
     pub tx: QueueStats,
     /// Counts of the receive queues during the trial.
     pub rx: QueueStats,
+    /// Packets that this port sent and that arrived intact at each port of the run, in the order of the ports. Further
+    /// copies do not count, at whichever port they arrive.
+    pub delivered: Vec<u64>,
     /// Packets without the signature of the run.
     pub foreign: u64,
     /// Packets of the run that arrived at a port that does not receive: something sends them back.
@@ -237,6 +240,8 @@ struct ReceiverCounts {
     corrupt: u64,
     /// Foreign and looped packets of each port.
     ports: Vec<(u64, u64)>,
+    /// First copies by the sending and then by the receiving port.
+    delivered: Vec<Vec<u64>>,
 }
 
 /// Times between two turns of a thread.
@@ -279,6 +284,8 @@ struct Receiver<'a> {
     shared: &'a Shared,
     magic: u16,
     is_measured: bool,
+    /// Number behind the last stream of each port.
+    stream_ends: Vec<usize>,
     counts: ReceiverCounts,
     batch: Batch,
     scratch: Vec<u8>,
@@ -386,7 +393,7 @@ impl Receiver<'_> {
     /// Takes what has arrived.
     #[inline]
     fn turn(&mut self) {
-        let Self { queues, clock, shared, magic, is_measured, counts, batch, scratch } = self;
+        let Self { queues, clock, shared, magic, is_measured, stream_ends, counts, batch, scratch } = self;
         for (port, role, queue) in queues {
             if queue.receive(batch) == 0 {
                 continue;
@@ -410,6 +417,8 @@ impl Receiver<'_> {
                         counts.tracker.receive(&signature, now);
                         if counts.tracker.order.distinct > distinct {
                             bytes += len;
+                            let sender = stream_ends.partition_point(|end| *end <= signature.stream as usize);
+                            counts.delivered[sender][*port] += 1;
                             shared.max_latency.fetch_max(signature.age(now), Ordering::Relaxed);
                         }
                     }
@@ -611,11 +620,13 @@ impl Generator {
         let (mut controls, mut lanes, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         lanes.resize_with(senders, Vec::new);
         let (mut streams, mut sending, mut asked) = (0, 0, Some(0.0));
+        let mut stream_ends = Vec::new();
         for (index, Started { port, role, capabilities, .. }) in ports.iter_mut().enumerate() {
             let StartedPort { port, rx, tx } = port;
             queues.extend(rx.iter_mut().map(|queue| (index, *role, queue)));
             controls.push(port);
             if !role.sends {
+                stream_ends.push(streams);
                 continue;
             }
             // No port sends to itself: a bridge forwards no such frame.
@@ -666,16 +677,20 @@ impl Generator {
                     last: None,
                 });
             }
+            stream_ends.push(streams);
         }
         let tracker = Tracker::new(streams);
         let window = tracker.window();
-        let counts = ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); controls.len()] };
+        let count = controls.len();
+        let delivered = vec![vec![0; count]; count];
+        let counts = ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); count], delivered };
         let mut receiver = Some(Receiver {
             queues,
             clock,
             shared: &shared,
             magic,
             is_measured,
+            stream_ends,
             counts,
             batch: Batch::new(),
             scratch: vec![0; SCRATCH],
@@ -808,14 +823,16 @@ impl Generator {
         };
         let mut dropped_at_port = 0;
         let mut results = Vec::new();
-        for ((port, (rx, tx)), (foreign, looped)) in ports.iter().zip(&before).zip(&received.ports) {
+        for (((port, (rx, tx)), (foreign, looped)), delivered) in
+            ports.iter().zip(&before).zip(&received.ports).zip(received.delivered)
+        {
             let now = queue_stats(&port.port.port);
             let (rx, tx) = (since(&now.0, rx), since(&now.1, tx));
             if port.role.sends {
                 dropped_at_port += tx.dropped();
             }
             let name = port.port.port.name().to_owned();
-            results.push(PortResult { name, role: port.role, tx, rx, foreign: *foreign, looped: *looped });
+            results.push(PortResult { name, role: port.role, tx, rx, delivered, foreign: *foreign, looped: *looped });
         }
         let jitter = received.tracker.jitter();
         Ok(TrialResult {

@@ -137,6 +137,11 @@ fn a_perfect_device_has_no_fault() {
 fn loss_is_counted_exactly() {
     let result = through(&counted(), 1, |n, frame| if n % 10 == 3 { vec![] } else { vec![frame] });
     assert_eq!(counts(&result), [COUNT / 10, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(result.ports[0].delivered, [0, COUNT - COUNT / 10]);
+    assert_eq!(result.ports[1].delivered, [0, 0]);
+    let json = result.to_json();
+    assert_eq!(json["ports"][0]["delivered"][&result.ports[1].name], COUNT - COUNT / 10, "{json}");
+    assert!(json["ports"][1]["delivered"].is_null(), "{json}");
     assert_eq!(result.loss_ratio(), Some(0.1));
 }
 
