@@ -70,12 +70,16 @@ impl<'a> Frr<'a> {
         self.zebra = Some(self.daemons.start(ZEBRA, "zebra", false));
     }
 
-    fn start_bgpd(&mut self) {
+    pub(crate) fn start_bgpd(&mut self) {
         self.bgpd = Some(self.daemons.start(BGPD, "bgpd", false));
     }
 
     fn kill_zebra(&mut self) {
         self.zebra.take().expect("a running zebra").kill();
+    }
+
+    pub(crate) fn kill_bgpd(&mut self) {
+        self.bgpd.take().expect("a running bgpd").kill();
     }
 
     /// Runs commands in the same shell.

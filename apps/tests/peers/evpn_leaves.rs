@@ -16,10 +16,10 @@ use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, ethernet, host_address, pings, remote_address};
 
 /// Number of the second gateway among the hosts of the underlay.
-const SECOND: usize = 3;
+pub(crate) const SECOND: usize = 3;
 
 /// Returns the lines for a further neighbour of bgpd, and those for its EVPN address family.
-fn neighbour_lines(peer: &str) -> [String; 2] {
+pub(crate) fn neighbour_lines(peer: &str) -> [String; 2] {
     let base =
         format!(" neighbor {peer} remote-as 65000\n neighbor {peer} timers 2 9\n neighbor {peer} timers connect 1\n");
     [base, format!("  neighbor {peer} activate\n")]

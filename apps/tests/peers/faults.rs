@@ -20,11 +20,11 @@ use crate::cgroup::Cgroup;
 use crate::program::Program;
 use crate::world::{GATEWAY, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
 
-const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
-const CONTROL: &str = "[control]\nsocket = 'operators.sock'\n";
+pub(crate) const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
+pub(crate) const CONTROL: &str = "[control]\nsocket = 'operators.sock'\n";
 /// Bytes of memory that a program may take in addition during a fault. Tables and caches fill once. AddressSanitizer
 /// keeps freed memory for some time.
-const GROWTH: u64 = if cfg!(asan) { 1 << 30 } else { 8 << 20 };
+pub(crate) const GROWTH: u64 = if cfg!(asan) { 1 << 30 } else { 8 << 20 };
 /// Time for which the processor time of the control thread is measured.
 const WINDOW: Duration = Duration::from_millis(1500);
 
@@ -37,11 +37,32 @@ struct Site {
 
 /// Resources of a process.
 #[derive(Clone, Copy, Debug)]
-struct Usage {
-    descriptors: usize,
-    threads: usize,
+pub(crate) struct Usage {
+    pub(crate) descriptors: usize,
+    pub(crate) threads: usize,
     /// Resident memory in bytes.
-    memory: u64,
+    pub(crate) memory: u64,
+}
+
+impl Usage {
+    /// Reads the resources of a running process.
+    pub(crate) fn of(id: u32) -> Self {
+        let folder = PathBuf::from(format!("/proc/{id}"));
+        let count = |name| std::fs::read_dir(folder.join(name)).expect("a running program").count();
+        let status = std::fs::read_to_string(folder.join("status")).expect("a running program");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+        Self { descriptors: count("fd"), threads: count("task"), memory: kib << 10 }
+    }
+
+    /// Returns the largest of both values of each resource.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+            memory: self.memory.max(other.memory),
+        }
+    }
 }
 
 impl Site {
@@ -105,12 +126,7 @@ impl Site {
     }
 
     fn usage(&mut self) -> Usage {
-        let folder = PathBuf::from(format!("/proc/{}", self.program.id()));
-        let count = |name| std::fs::read_dir(folder.join(name)).expect("a running program").count();
-        let status = std::fs::read_to_string(folder.join("status")).expect("a running program");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-        let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
-        Usage { descriptors: count("fd"), threads: count("task"), memory: kib << 10 }
+        Usage::of(self.program.id())
     }
 
     /// Checks that nothing has grown. Clients and threads of the fault need a moment to end.

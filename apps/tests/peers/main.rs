@@ -48,6 +48,7 @@ mod routing;
 mod rules;
 mod scapy_remote;
 mod segments;
+mod soak;
 mod srv6;
 mod superframes;
 mod tcp;
@@ -218,6 +219,14 @@ over! {
     by("mlx5", false),
     stopped: crate::faults::stopped_for_twenty_seconds;
     upgrade: crate::faults::rdma_core_is_upgraded;
+}
+
+// The long run: `scripts/test --soak`.
+over! {
+    soak_runs,
+    by("af_packet", false),
+    gateway: crate::soak::all_ports_at_once;
+    fabric: crate::soak::leaves_restart_and_hosts_move;
 }
 
 /// Limits and rules of segments, which the workers and the control thread keep without drivers.

@@ -1,0 +1,552 @@
+//! The long run: traffic that nothing may disturb, beside disturbances that follow each other.
+//!
+//! `wirepath pktgen` sends around a ring of ports: each port sends to the next one. A run consists of windows. Each
+//! window has a trial of its own and one disturbance, so each lost packet has a time and a disturbance. The order of the
+//! disturbances and their random numbers come from a seed, which is printed.
+//!
+//! [`MINUTES`] is the length of a run. Without it, a run has one window for each disturbance.
+
+mod fabric;
+mod gateway;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::Deserializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+use serde_json::Value;
+use tempfile::TempDir;
+use wirepath_testlab::{Background, Namespace, eventually, print_uncaptured};
+
+pub(crate) use self::fabric::leaves_restart_and_hosts_move;
+pub(crate) use self::gateway::all_ports_at_once;
+use crate::faults::{GROWTH, Usage, WIREPATH};
+use crate::program::Program;
+use crate::world::WAIT_LIMIT;
+
+/// Variable with the length of a run in minutes.
+const MINUTES: &str = "WIREPATH_SOAK_MINUTES";
+/// Variable with the seed of a run.
+const SEED: &str = "WIREPATH_SOAK_SEED";
+/// Seed without the variable.
+const DEFAULT_SEED: u64 = 1;
+/// Least length of a window in the short form, and in a run of minutes.
+const WINDOW: [Duration; 2] = [Duration::from_millis(1000), Duration::from_secs(8)];
+/// Length of a trial of the search for the rate.
+const SEARCH: [Duration; 2] = [Duration::from_millis(700), Duration::from_secs(3)];
+/// Rate at which the search begins, and its highest ones, in packets per second of each port. In the short form other
+/// tests run at the same time and take the processors after the search. So its highest rate is low.
+const FIRST_RATE: u64 = 250;
+const MOST: [u64; 2] = [500, 64_000];
+/// Time at the begin and at the end of a run whose delays are compared.
+const COMPARED: Duration = Duration::from_secs(60);
+/// Shortest run whose delays are asserted. Shorter ones have no minute before the last one.
+const LEAST_COMPARED: Duration = Duration::from_secs(180);
+/// Percentiles of the delays, and the delay that each may have in any case. Of two processors, the generator takes one,
+/// and the gateway, the kernel's devices and the disturbances share the other one. A further program takes some time
+/// slices of the kernel's scheduler, of several milliseconds each. The packets of that time are the highest thousandth,
+/// and with a compiler beside the run even the median grows. Above these delays the last minute may take twice as long
+/// as the first one: a queue that grows all the time is found, a slower minute of the machine is not.
+const PERCENTILES: [(f64, Duration); 2] = [(50.0, Duration::from_millis(10)), (99.9, Duration::from_millis(30))];
+/// Longest time that the generator runs if nothing ends it.
+const LIMIT: &str = "86400";
+
+/// Length, windows and seed of a run.
+struct Plan {
+    /// `None`: one window for each disturbance.
+    length: Option<Duration>,
+    seed: u64,
+}
+
+impl Plan {
+    fn read() -> Self {
+        let number = |name: &str| {
+            let text = std::env::var(name).ok()?;
+            Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
+        };
+        let length = number(MINUTES).map(|minutes| Duration::from_secs(60 * minutes));
+        Self { length, seed: number(SEED).unwrap_or(DEFAULT_SEED) }
+    }
+
+    /// Returns the value for the short form, or that for a run of minutes.
+    fn choose<T: Copy>(&self, values: [T; 2]) -> T {
+        values[usize::from(self.length.is_some())]
+    }
+}
+
+/// Ports of the generator in one namespace. Each sends to the next one, and the last one to the first one.
+struct Ring {
+    tester: Namespace,
+    ports: Vec<String>,
+    folder: TempDir,
+}
+
+/// Packets of a port, and those of them that arrived first at the next one.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    sent: u64,
+    delivered: u64,
+}
+
+/// Result of a trial.
+struct Trial {
+    seconds: f64,
+    /// In the order of the ports.
+    flows: Vec<Flow>,
+    duplicates: u64,
+    corrupt: u64,
+    /// Seconds of the schedule that the generator left out.
+    skipped: f64,
+    latency: Histogram<u64>,
+    /// Drops of the generator's own ports.
+    drops: BTreeMap<String, u64>,
+}
+
+impl Trial {
+    fn lost(&self) -> u64 {
+        self.flows.iter().map(|flow| flow.sent - flow.delivered).sum()
+    }
+}
+
+impl Ring {
+    fn new(tester: Namespace, ports: &[&str]) -> Self {
+        let ports = ports.iter().map(|&port| port.to_owned()).collect();
+        Self { tester, ports, folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn hlog(&self) -> String {
+        self.folder.path().join("hlog").display().to_string()
+    }
+
+    /// Starts to send at a rate in packets per second of each port.
+    fn start(&self, rate: u64, seconds: &str) -> Background {
+        let (rate, hlog) = (rate.to_string(), self.hlog());
+        let ports: Vec<String> = self.ports.iter().map(|port| format!("af_packet:{port}")).collect();
+        let mut arguments = vec![WIREPATH, "--json", "-q", "pktgen", "--no-self-check", "--drain", "2"];
+        ports.iter().for_each(|port| arguments.extend(["--port", port]));
+        arguments.extend(["--rate", &rate, "--seconds", seconds, "--hlog", &hlog, "--size", "64,300,1400"]);
+        self.tester.spawn(&arguments)
+    }
+
+    /// Ends the sending and waits for the result.
+    #[track_caller]
+    fn finish(&self, generator: Background) -> Trial {
+        self.read(&generator.terminate(WAIT_LIMIT * 3).expect())
+    }
+
+    #[track_caller]
+    fn trial(&self, rate: u64, time: Duration) -> Trial {
+        self.read(&self.start(rate, &time.as_secs_f64().to_string()).wait(time + WAIT_LIMIT * 3).expect())
+    }
+
+    #[track_caller]
+    fn read(&self, text: &str) -> Trial {
+        let json: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let result = &json["result"];
+        assert!(result["failure"].is_null(), "{result}");
+        let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or_else(|| panic!("{key}: {value}"));
+        let ports = result["ports"].as_array().expect("ports");
+        let mut drops = BTreeMap::new();
+        for port in ports {
+            for direction in ["rx_drops", "tx_drops"] {
+                for (reason, count) in port[direction].as_object().expect("drops") {
+                    let name = format!("{} {direction} {reason}", port["name"].as_str().expect("a name"));
+                    drops.insert(name, count.as_u64().expect("a number"));
+                }
+            }
+        }
+        let dropped = |port: &Value| -> u64 {
+            port["tx_drops"].as_object().expect("drops").values().filter_map(Value::as_u64).sum()
+        };
+        let flow = |(n, port): (usize, &Value)| {
+            let next = &ports[(n + 1) % ports.len()];
+            let to = next["name"].as_str().expect("a name");
+            Flow {
+                sent: number(port, "tx_packets") - dropped(port),
+                delivered: port["delivered"][to].as_u64().unwrap_or_default(),
+            }
+        };
+        let flows: Vec<Flow> = ports.iter().enumerate().map(flow).collect();
+        assert_eq!(flows.iter().map(|flow| flow.sent).sum::<u64>(), number(result, "sent"), "{result}");
+        let trial = Trial {
+            seconds: result["seconds"].as_f64().expect("a time"),
+            flows,
+            duplicates: number(result, "duplicates"),
+            corrupt: number(result, "corrupt") + number(result, "unknown_stream"),
+            skipped: result["skipped_seconds"].as_f64().expect("a time"),
+            latency: latency(&std::fs::read(self.hlog()).expect("the histograms")),
+            drops,
+        };
+        assert!(trial.lost() >= number(result, "lost"), "{result}");
+        trial
+    }
+
+    /// Waits until no packet is lost or flooded.
+    #[track_caller]
+    fn wait_until_known(&self) {
+        let mut last = (Vec::new(), 0);
+        let is_known = eventually(WAIT_LIMIT, || {
+            let trial = self.trial(100, Duration::from_millis(300));
+            last = (trial.flows, trial.duplicates);
+            last.0.iter().all(|flow| flow.sent == flow.delivered) && trial.duplicates == 0
+        });
+        assert!(is_known, "packets are lost or flooded: {last:?}");
+    }
+
+    /// Searches the highest rate without loss: in steps of a factor 2, and then between the last two.
+    fn search(&self, plan: &Plan) -> u64 {
+        let (time, most) = (plan.choose(SEARCH), plan.choose(MOST));
+        let passes = |rate: u64| {
+            let trial = self.trial(rate, time);
+            trial.lost() == 0 && trial.skipped == 0.0
+        };
+        let mut rate = FIRST_RATE;
+        while !passes(rate) {
+            assert!(rate > 10, "packets are lost at every rate");
+            rate /= 2;
+        }
+        let mut above = None;
+        loop {
+            let next = match above {
+                None => 2 * rate,
+                Some(above) => (rate + above) / 2,
+            };
+            if next > most || above.is_some_and(|above| above - rate <= rate / 4) {
+                return rate;
+            }
+            if passes(next) { rate = next } else { above = Some(next) }
+        }
+    }
+
+    fn name(&self, flow: usize) -> String {
+        format!("{} to {}", self.ports[flow], self.ports[(flow + 1) % self.ports.len()])
+    }
+}
+
+/// Reads the delays of a histogram log.
+fn latency(log: &[u8]) -> Histogram<u64> {
+    let mut all = Histogram::new(3).expect("a histogram");
+    for entry in IntervalLogIterator::new(log) {
+        let Ok(LogEntry::Interval(interval)) = entry else { continue };
+        if interval.tag().is_some_and(|tag| tag.as_str() == "latency") {
+            let bytes = base64(interval.encoded_histogram());
+            let part: Histogram<u64> = Deserializer::new().deserialize(&mut &bytes[..]).expect("a histogram");
+            all.add(part).expect("room");
+        }
+    }
+    all
+}
+
+/// Decodes base64 (RFC 4648 section 4).
+fn base64(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => u32::from(byte - b'A'),
+        b'a'..=b'z' => u32::from(byte - b'a') + 26,
+        b'0'..=b'9' => u32::from(byte - b'0') + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::new();
+    for group in text.trim_end_matches('=').as_bytes().chunks(4) {
+        let bits = group.iter().fold(0, |bits, byte| bits << 6 | digit(*byte)) << (6 * (4 - group.len()));
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
+    }
+    bytes
+}
+
+/// A gateway whose resources and counters are watched.
+struct Watched<'a> {
+    name: &'static str,
+    program: &'a Program,
+    id: u32,
+    /// Flows of the ring, and the ports of the gateway that receive them. Nothing else is received there.
+    inputs: Vec<(usize, &'static str)>,
+    /// Free buffers before the run.
+    free: u64,
+    usage: Vec<(Duration, Usage)>,
+}
+
+impl<'a> Watched<'a> {
+    fn new(name: &'static str, program: &'a Program, id: u32, inputs: &[(usize, &'static str)]) -> Self {
+        let mut watched = Self { name, program, id, inputs: inputs.to_vec(), free: 0, usage: Vec::new() };
+        watched.free = watched.free_buffers();
+        watched
+    }
+
+    fn free_buffers(&self) -> u64 {
+        self.program.rows("memory").iter().map(|row| row["available"].as_u64().expect("a number")).sum()
+    }
+
+    fn received(&self) -> BTreeMap<String, u64> {
+        let rows = self.program.rows("ports");
+        let count = |row: &serde_json::Map<String, Value>| {
+            Some((row["port"].as_str()?.to_owned(), row["rx_packets"].as_u64()?))
+        };
+        rows.iter().filter_map(count).collect()
+    }
+
+    /// Returns the drops by place and reason.
+    fn drops(&self) -> BTreeMap<String, u64> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut drops = BTreeMap::new();
+        for row in self.program.rows("drops") {
+            let place =
+                format!("{} {} {} {}", self.name, text(&row["place"]), text(&row["name"]), text(&row["reason"]));
+            *drops.entry(place).or_default() += row["packets"].as_u64().unwrap_or_default();
+        }
+        drops
+    }
+
+    /// Waits until each packet that the program received or made is sent, dropped with a reason, or consumed.
+    fn balances(&self) -> Result<(), String> {
+        let mut row = serde_json::Map::new();
+        let is_even = eventually(WAIT_LIMIT, || {
+            row = self.program.rows("balance").swap_remove(0);
+            row["in_flight"] == 0
+        });
+        if is_even { Ok(()) } else { Err(format!("the packets of {} have no destination: {row:?}", self.name)) }
+    }
+}
+
+/// A window of a run.
+struct Window {
+    at: Duration,
+    end: Duration,
+    latency: Histogram<u64>,
+}
+
+/// A run.
+struct Soak<'a> {
+    name: &'static str,
+    plan: Plan,
+    ring: &'a Ring,
+    gateways: Vec<Watched<'a>>,
+    rate: u64,
+    random: fastrand::Rng,
+    begin: Instant,
+    windows: Vec<Window>,
+    sent: u64,
+    /// Packets of flows that the disturbances of their windows hit, and those of them that arrived.
+    hit: (u64, u64),
+    skipped: f64,
+    failures: Vec<String>,
+}
+
+impl<'a> Soak<'a> {
+    /// Waits until no packet is flooded, and searches the rate.
+    fn new(name: &'static str, ring: &'a Ring, gateways: Vec<Watched<'a>>) -> Self {
+        let plan = Plan::read();
+        ring.wait_until_known();
+        let rate = (ring.search(&plan) / 2).max(1);
+        let random = fastrand::Rng::with_seed(plan.seed);
+        print_uncaptured(&format!(
+            "{name}: seed {}, {rate} packets per second of each of {} ports, half of the rate without loss",
+            plan.seed,
+            ring.ports.len()
+        ));
+        let mut soak = Self {
+            name,
+            plan,
+            ring,
+            gateways,
+            rate,
+            random,
+            begin: Instant::now(),
+            windows: Vec::new(),
+            sent: 0,
+            hit: (0, 0),
+            skipped: 0.0,
+            failures: Vec::new(),
+        };
+        for gateway in &mut soak.gateways {
+            let free = gateway.free_buffers();
+            gateway.free = free.min(gateway.free);
+        }
+        soak.measure();
+        soak
+    }
+
+    /// Returns the next round of disturbances, or `None` at the end of the run.
+    fn round<T: Clone>(&mut self, all: &[T]) -> Option<Vec<T>> {
+        let goes_on = match self.plan.length {
+            None => self.windows.is_empty(),
+            Some(length) => self.begin.elapsed() < length,
+        };
+        goes_on.then(|| {
+            let mut all = all.to_vec();
+            self.random.shuffle(&mut all);
+            all
+        })
+    }
+
+    /// Returns whether the time of the run is over. The short form has no such time.
+    fn is_over(&self) -> bool {
+        self.plan.length.is_some_and(|length| self.begin.elapsed() >= length)
+    }
+
+    fn measure(&mut self) {
+        let now = self.begin.elapsed();
+        for gateway in &mut self.gateways {
+            let mut usage = Usage::of(gateway.id);
+            // Clients and threads of a disturbance need a moment to end.
+            if let Some(&(_, first)) = gateway.usage.first() {
+                eventually(WAIT_LIMIT, || {
+                    usage = Usage::of(gateway.id);
+                    usage.descriptors <= first.descriptors && usage.threads <= first.threads
+                });
+            }
+            gateway.usage.push((now, usage));
+        }
+    }
+
+    fn drops(&self) -> BTreeMap<String, u64> {
+        self.gateways.iter().flat_map(Watched::drops).collect()
+    }
+
+    /// Runs a disturbance beside a trial. `is_hit` names the flows that it hits.
+    fn window(&mut self, what: &str, is_hit: impl Fn(usize) -> bool, disturb: impl FnOnce(&mut fastrand::Rng)) {
+        let (at, begin) = (self.begin.elapsed(), Instant::now());
+        let before: Vec<_> = self.gateways.iter().map(Watched::received).collect();
+        let drops = self.drops();
+        let generator = self.ring.start(self.rate, LIMIT);
+        let (first, (input, port)) = (&self.gateways[0], self.gateways[0].inputs[0]);
+        let sends = eventually(WAIT_LIMIT, || first.received()[port] > before[0][port] + self.rate / 20);
+        assert!(sends, "{}: {} does not begin", self.name, self.ring.name(input));
+        disturb(&mut self.random);
+        std::thread::sleep(self.plan.choose(WINDOW).saturating_sub(begin.elapsed()));
+        let trial = self.ring.finish(generator);
+        let end = self.begin.elapsed();
+
+        let mut found = Vec::new();
+        for (n, flow) in trial.flows.iter().enumerate() {
+            self.sent += flow.sent;
+            if is_hit(n) {
+                self.hit = (self.hit.0 + flow.sent, self.hit.1 + flow.delivered);
+            } else if flow.sent != flow.delivered {
+                let lost = flow.sent - flow.delivered;
+                found.push(format!("{lost} of {} packets from {} are lost", flow.sent, self.ring.name(n)));
+            }
+        }
+        // A known destination is never flooded. Flows that are hit may be.
+        if trial.duplicates > 0 && !(0..trial.flows.len()).any(&is_hit) {
+            found.push(format!("{} packets arrive twice", trial.duplicates));
+        }
+        if trial.corrupt > 0 {
+            found.push(format!("{} packets are corrupt", trial.corrupt));
+        }
+        for (gateway, before) in self.gateways.iter().zip(&before) {
+            for &(flow, port) in &gateway.inputs {
+                let (sent, mut received) = (trial.flows[flow].sent, 0);
+                let is_equal = eventually(WAIT_LIMIT, || {
+                    received = gateway.received()[port] - before[port];
+                    received == sent
+                });
+                if !is_equal {
+                    found.push(format!("{} sent {sent} packets, {} received {received}", self.ring.ports[flow], port));
+                }
+            }
+            found.extend(gateway.balances().err());
+        }
+        if !found.is_empty() {
+            let mut text = format!(
+                "window {} ({:.1} s to {:.1} s, {what}, {:.1} s of traffic): {}",
+                self.windows.len(),
+                at.as_secs_f64(),
+                end.as_secs_f64(),
+                trial.seconds,
+                found.join("; ")
+            );
+            let changed = self.drops().into_iter().filter_map(|(place, count)| {
+                let more = count - drops.get(&place).copied().unwrap_or_default();
+                (more > 0).then_some((place, more))
+            });
+            for (place, count) in changed.chain(trial.drops.clone()) {
+                write!(text, "; {count} dropped by {place}").expect("a string grows");
+            }
+            write!(text, "; longest delay {:.1} ms", trial.latency.max() as f64 / 1e6).expect("a string grows");
+            print_uncaptured(&format!("{}: {text}", self.name));
+            self.failures.push(text);
+        }
+        self.skipped += trial.skipped;
+        self.windows.push(Window { at, end, latency: trial.latency });
+        self.measure();
+    }
+
+    /// Checks memory, descriptors and delays, and fails if a window had failures.
+    fn end(mut self) {
+        let length = self.begin.elapsed();
+        for gateway in &self.gateways {
+            let mut now = 0;
+            // Buffers that a thread caches are not free.
+            let is_back = eventually(WAIT_LIMIT, || {
+                now = gateway.free_buffers();
+                now >= gateway.free
+            });
+            if !is_back {
+                self.failures.push(format!("{}: {now} free buffers, {} before", gateway.name, gateway.free));
+            }
+            let tenth = length / 10;
+            let most = |is_in: &dyn Fn(Duration) -> bool| {
+                let part = gateway.usage.iter().filter(|(at, _)| is_in(*at)).map(|(_, usage)| *usage);
+                part.reduce(Usage::max).expect("a measurement")
+            };
+            let (first, last) = (most(&|at| at <= tenth), most(&|at| at >= length - tenth));
+            print_uncaptured(&format!(
+                "{}: {}: {now} free buffers ({} before); resident {} KiB in the first tenth, {} KiB in the last; \
+                 descriptors {} and {}; threads {} and {}",
+                self.name,
+                gateway.name,
+                gateway.free,
+                first.memory >> 10,
+                last.memory >> 10,
+                first.descriptors,
+                last.descriptors,
+                first.threads,
+                last.threads
+            ));
+            if last.memory > first.memory + GROWTH {
+                self.failures.push(format!("{}: {first:?} in the first tenth, {last:?} in the last", gateway.name));
+            }
+            if last.descriptors > first.descriptors || last.threads > first.threads {
+                self.failures.push(format!("{}: {first:?} in the first tenth, {last:?} in the last", gateway.name));
+            }
+        }
+
+        let merged = |is_in: &dyn Fn(&Window) -> bool| {
+            let mut all: Histogram<u64> = Histogram::new(3).expect("a histogram");
+            self.windows.iter().filter(|window| is_in(window)).for_each(|window| {
+                all.add(&window.latency).expect("room");
+            });
+            all
+        };
+        let compared = COMPARED.min(length / 2);
+        let first = merged(&|window| window.at < compared);
+        let last = merged(&|window| window.end > length - compared);
+        let of = |histogram: &Histogram<u64>| {
+            PERCENTILES.map(|(percent, _)| Duration::from_nanos(histogram.value_at_percentile(percent)))
+        };
+        let (first, last) = (of(&first), of(&last));
+        print_uncaptured(&format!(
+            "{}: {} windows in {:.0} s, {} packets sent, {} of them by flows that were hit ({} arrived); delays p50 and \
+             p99.9: {first:?} in the first {:.0} s, {last:?} in the last; {:.3} s of the schedule left out",
+            self.name,
+            self.windows.len(),
+            length.as_secs_f64(),
+            self.sent,
+            self.hit.0,
+            self.hit.1,
+            compared.as_secs_f64(),
+            self.skipped,
+        ));
+        if length >= LEAST_COMPARED {
+            for ((percent, noise), (first, last)) in PERCENTILES.into_iter().zip(first.into_iter().zip(last)) {
+                if last > (first * 2).max(noise) {
+                    self.failures.push(format!("the delay p{percent} grows from {first:?} to {last:?}"));
+                }
+            }
+        }
+        assert!(self.failures.is_empty(), "{}: seed {}:\n{}", self.name, self.plan.seed, self.failures.join("\n"));
+    }
+}

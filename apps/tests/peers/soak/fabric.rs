@@ -1,0 +1,246 @@
+//! A fabric of three leaves with FRR: two gateways, and a leaf with the kernel's VXLAN device. Each has a BGP session
+//! with each other one, so the end of one bgpd leaves the routes of the other two.
+//!
+//! ```text
+//! tester a0, a1 --- | gateway 1 | wan ---|
+//! host0         --- |           |        |
+//! tester b0, b1 --- | gateway 2 | wan ---|--- bridge
+//! host1         --- |           |        |
+//! tester c0, c1 --- | kernel    | eth0 --|
+//! far           --- | leaf      |
+//! ```
+//!
+//! The ring has a flow in each direction between each two leaves. The hosts disturb.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use wirepath_testlab::{Namespace, Veth};
+
+use super::{Ring, Soak, Watched};
+use crate::evpn::{Fabric, Frr, Gateway, is_missing, wait_for_entry};
+use crate::evpn_leaves::{SECOND, neighbour_lines};
+use crate::underlay::SHARED;
+use crate::world::{VNI, Variant, colons, ethernet, host_address};
+
+/// Ports of the tester in the order of the ring, and their leaves.
+const RING: [&str; 6] = ["a0", "b0", "c0", "a1", "c1", "b1"];
+const LEAF_OF: [usize; 6] = [0, 1, 2, 0, 2, 1];
+/// Addresses that flap, and the frames of one millisecond.
+const FLAPPING: u16 = 1000;
+const PER_MILLISECOND: u16 = 3;
+
+struct Site<'a> {
+    fabric: &'a Fabric,
+    gateways: &'a [Gateway; 2],
+    vteps: [String; 3],
+    frr: RefCell<[Frr<'a>; 3]>,
+    /// A host at each leaf.
+    hosts: [&'a Namespace; 3],
+    /// Ethernet addresses of the tester's ports.
+    ring: [[u8; 6]; 6],
+    /// Addresses that disturbances have used.
+    used: Cell<u16>,
+}
+
+/// Returns the tables behind the underlay's address: ports to the tester, and a segment with them.
+fn tables(mtu: u32, ring: [&str; 2]) -> String {
+    let port =
+        |name| format!("[[port]]\nname = \"{name}\"\ndriver = \"af_packet\"\ndevice = \"{name}\"\nmtu = {mtu}\n");
+    let ports = ring.map(port).concat();
+    let [first, second] = ring;
+    format!(
+        "{SHARED}{ports}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\n\
+         ports = [{{ port = \"lan0\" }}, {{ port = \"{first}\" }}, {{ port = \"{second}\" }}]\n"
+    )
+}
+
+/// Returns the configuration of the second gateway.
+fn second_config(fabric: &Fabric) -> String {
+    let (variant, mtu) = (fabric.world.variant, fabric.world.inner_mtu());
+    let ports = variant.port(0, "wan", "mtu = 1500\n") + &variant.port(1, "lan0", &format!("mtu = {mtu}\n"));
+    let (address, prefix) = (variant.address(SECOND), variant.prefix());
+    format!("{ports}[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n{}", tables(mtu, ["b0", "b1"]))
+}
+
+impl Site<'_> {
+    /// Waits until each leaf knows the others and all addresses of the tester.
+    fn wait_for_routes(&self) {
+        for (own, gateway) in self.gateways.iter().enumerate() {
+            gateway.wait_for_remotes(&self.others(&[own]));
+            for (mac, leaf) in self.ring.iter().zip(LEAF_OF).filter(|(_, leaf)| *leaf != own) {
+                gateway.wait_for_mac(&colons(*mac), Some((&self.vteps[leaf], "external")));
+            }
+        }
+        for (mac, leaf) in self.ring.iter().zip(LEAF_OF).filter(|(_, leaf)| *leaf != 2) {
+            self.wait_at_kernel_leaf(&colons(*mac), leaf);
+        }
+    }
+
+    fn wait_at_kernel_leaf(&self, mac: &str, leaf: usize) {
+        let device = format!("vx{VNI}");
+        wait_for_entry(self.fabric.leaf(), &device, mac, Some(&format!("dst {} ", self.vteps[leaf])));
+    }
+
+    /// Returns the sorted VTEPs of all leaves but some.
+    fn others(&self, but: &[usize]) -> Vec<String> {
+        let mut others: Vec<String> =
+            (0..3).filter(|leaf| !but.contains(leaf)).map(|n| self.vteps[n].clone()).collect();
+        others.sort_unstable();
+        others
+    }
+
+    /// Kills bgpd of a leaf, waits until the others have lost its routes, and starts it again.
+    fn bgpd_restarts(&self, leaf: usize) {
+        let mut frr = self.frr.borrow_mut();
+        frr[leaf].kill_bgpd();
+        for (own, gateway) in self.gateways.iter().enumerate().filter(|(own, _)| *own != leaf) {
+            gateway.wait_for_remotes(&self.others(&[own, leaf]));
+        }
+        frr[leaf].start_bgpd();
+        drop(frr);
+        self.wait_for_routes();
+    }
+
+    /// Returns addresses that were not used before.
+    fn fresh(&self) -> impl Fn(u16) -> [u8; 6] {
+        let round = self.used.replace(self.used.get() + 1).to_be_bytes();
+        move |n| {
+            let [high, low] = n.to_be_bytes();
+            [2, 0x71, round[0], round[1], high, low]
+        }
+    }
+
+    /// Waits until all leaves have an address at one of them. `announce` sends from there before each look.
+    fn wait_for_host(&self, mac: [u8; 6], leaf: usize, announce: impl Fn()) {
+        let text = colons(mac);
+        announce();
+        for (own, gateway) in self.gateways.iter().enumerate() {
+            let place = if own == leaf { ("lan0", "learned") } else { (&*self.vteps[leaf], "external") };
+            gateway.wait_for_sender(&text, Some(place), &announce);
+        }
+        if leaf == 2 {
+            wait_for_entry(self.fabric.leaf(), "port", &text, Some("master"));
+        } else {
+            self.wait_at_kernel_leaf(&text, leaf);
+        }
+    }
+
+    /// A host moves to each leaf in turn and back to the first one.
+    fn hosts_move(&self) {
+        let mac = self.fresh()(0);
+        for leaf in [0, 1, 2, 0] {
+            let port = self.hosts[leaf].frames("eth0");
+            self.wait_for_host(mac, leaf, || port.send(&ethernet([0xff; 6], mac, "here")).expect("sent"));
+        }
+    }
+
+    /// Many addresses move from leaf to leaf at once. The frames have a known destination.
+    fn addresses_flap(&self) {
+        let address = self.fresh();
+        for leaf in [0, 1, 2, 1, 0] {
+            let port = self.hosts[leaf].frames("eth0");
+            for n in 0..FLAPPING {
+                port.send(&ethernet(self.ring[2], address(n), "flapping")).expect("sent");
+                if n % PER_MILLISECOND == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        for n in [0, FLAPPING / 2, FLAPPING - 1] {
+            let port = self.hosts[0].frames("eth0");
+            let announce = || port.send(&ethernet(self.ring[2], address(n), "flapping")).expect("sent");
+            self.wait_for_host(address(n), 0, announce);
+        }
+    }
+}
+
+/// What happens in a window.
+#[derive(Clone, Copy)]
+enum Disturbance {
+    Nothing,
+    Bgpd,
+    Moves,
+    Flaps,
+}
+
+/// Traffic through all leaves loses no packet of flows between two leaves, while bgpd of the third one starts again,
+/// hosts move, and many addresses flap.
+pub(crate) fn leaves_restart_and_hosts_move(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let fabric = Fabric::shared(variant);
+    let (world, leaf, far) = (&fabric.world, fabric.leaf(), &fabric.far);
+    let second = world.lab.namespace("gw2");
+    Veth::new((&second, "wan"), (&world.net, "gw2")).mtu(1500).plug();
+    world.net.ip("link set gw2 master br0");
+    second.ip(&format!("addr add {}/{} dev wan", variant.address(SECOND), variant.prefix()));
+    let host1 = world.lab.namespace("host1");
+    Veth::new((&second, "lan0"), (&host1, "eth0")).mtu(world.inner_mtu()).plug();
+    host1.ip(&format!("addr add {}/24 dev eth0", host_address(1)));
+    let tester = world.lab.namespace("tester");
+    let namespaces = [&world.gateway, &second, leaf];
+    for (port, at) in RING.into_iter().zip(LEAF_OF) {
+        Veth::new((namespaces[at], port), (&tester, port)).plug();
+        if at == 2 {
+            leaf.ip(&format!("link set {port} master br{VNI}"));
+        }
+    }
+    let macs = RING.map(|port| tester.mac(port));
+
+    let vteps = [variant.vtep(), variant.address(SECOND), variant.remote(0)].map(|vtep| vtep.to_string());
+    let frr = [0, 1, 2].map(|own: usize| {
+        let [first, second] = [1, 2].map(|step| &*vteps[(own + step) % 3]);
+        let [base, activate] = neighbour_lines(second);
+        Frr::routing(namespaces[own], &vteps[own], first, "", &base, &activate)
+    });
+    let first_gateway = fabric.gateway_of(&tables(world.inner_mtu(), ["a0", "a1"]));
+    let mut gateways = [first_gateway, Gateway::start(&second, &second_config(&fabric))];
+    let ids = gateways.each_mut().map(|gateway| gateway.program.id());
+    let ring = Ring::new(tester, &RING);
+    let site = Site {
+        fabric: &fabric,
+        gateways: &gateways,
+        vteps,
+        frr: RefCell::new(frr),
+        hosts: [fabric.host(), &host1, far],
+        ring: macs,
+        used: Cell::new(0),
+    };
+    // The first frames of each port make its address known.
+    ring.trial(50, Duration::from_millis(500));
+    site.wait_for_routes();
+
+    let watched = vec![
+        Watched::new("gateway 1", &site.gateways[0].program, ids[0], &[(0, "a0"), (3, "a1")]),
+        Watched::new("gateway 2", &site.gateways[1].program, ids[1], &[(1, "b0"), (5, "b1")]),
+    ];
+    let mut soak = Soak::new(variant.name, &ring, watched);
+    let all = [Disturbance::Nothing, Disturbance::Bgpd, Disturbance::Moves, Disturbance::Flaps];
+    while let Some(round) = soak.round(&all) {
+        for disturbance in round {
+            if soak.is_over() {
+                break;
+            }
+            match disturbance {
+                Disturbance::Nothing => soak.window("nothing", |_| false, |_| ()),
+                Disturbance::Moves => soak.window("a host moves between leaves", |_| false, |_| site.hosts_move()),
+                Disturbance::Flaps => soak.window("addresses flap", |_| false, |_| site.addresses_flap()),
+                Disturbance::Bgpd => {
+                    let at = soak.random.usize(..3);
+                    let what = format!("bgpd of leaf {} starts again", at + 1);
+                    let is_hit = |n: usize| LEAF_OF[n] == at || LEAF_OF[(n + 1) % RING.len()] == at;
+                    soak.window(&what, is_hit, |_| site.bgpd_restarts(at));
+                    ring.wait_until_known();
+                }
+            }
+        }
+    }
+    soak.end();
+    drop(site);
+    for gateway in gateways {
+        let (_, log) = gateway.program.stop_with_log();
+        assert!(!log.contains("panic"), "{log}");
+    }
+}
