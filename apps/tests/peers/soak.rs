@@ -1,8 +1,8 @@
 //! The long run: traffic that nothing may disturb, beside disturbances that follow each other.
 //!
 //! `wirepath pktgen` sends around a ring of ports: each port sends to the next one. A run consists of windows. Each
-//! window has a trial of its own and one disturbance, so each lost packet has a time and a disturbance. The order of the
-//! disturbances and their random numbers come from a seed, which is printed.
+//! window has a trial of its own and one disturbance, so each lost packet has a time and a disturbance. The order of
+//! the disturbances and their random numbers come from a seed, which is printed.
 //!
 //! [`MINUTES`] is the length of a run. Without it, a run has one window for each disturbance.
 
@@ -426,7 +426,7 @@ impl<'a> Soak<'a> {
                 self.hit = (self.hit.0 + flow.sent, self.hit.1 + flow.delivered);
             } else if flow.sent != flow.delivered {
                 let lost = flow.sent - flow.delivered;
-                found.push(format!("{lost} of {} packets from {} are lost", flow.sent, self.ring.name(n)));
+                found.push(format!("{lost} of {} packets from {} do not arrive there", flow.sent, self.ring.name(n)));
             }
         }
         // A known destination is never flooded. Flows that are hit may be.
@@ -529,8 +529,8 @@ impl<'a> Soak<'a> {
         };
         let (first, last) = (of(&first), of(&last));
         print_uncaptured(&format!(
-            "{}: {} windows in {:.0} s, {} packets sent, {} of them by flows that were hit ({} arrived); delays p50 and \
-             p99.9: {first:?} in the first {:.0} s, {last:?} in the last; {:.3} s of the schedule left out",
+            "{}: {} windows in {:.0} s, {} packets sent, {} of them by flows that were hit ({} arrived); delays p50 \
+             and p99.9: {first:?} in the first {:.0} s, {last:?} in the last; {:.3} s of the schedule left out",
             self.name,
             self.windows.len(),
             length.as_secs_f64(),

@@ -155,7 +155,7 @@ impl Site<'_> {
     }
 }
 
-/// What happens in a window.
+/// A kind of disturbance.
 #[derive(Clone, Copy)]
 enum Disturbance {
     Nothing,
@@ -164,8 +164,8 @@ enum Disturbance {
     Flaps,
 }
 
-/// Traffic through all leaves loses no packet of flows between two leaves, while bgpd of the third one starts again,
-/// hosts move, and many addresses flap.
+/// Traffic passes all leaves while bgpd of one of them starts again, hosts move, and many addresses flap. Flows between
+/// two leaves lose no packet by what happens at the third one.
 pub(crate) fn leaves_restart_and_hosts_move(variant: Variant) {
     if is_missing(variant) {
         return;
