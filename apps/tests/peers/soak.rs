@@ -32,8 +32,8 @@ const MINUTES: &str = "WIREPATH_SOAK_MINUTES";
 const SEED: &str = "WIREPATH_SOAK_SEED";
 /// Seed without the variable.
 const DEFAULT_SEED: u64 = 1;
-/// Least length of a window in the short form, and in a run of minutes.
-const WINDOW: [Duration; 2] = [Duration::from_millis(1000), Duration::from_secs(8)];
+/// Least time of traffic in a window, in the short form and in a run of minutes.
+const WINDOW: [Duration; 2] = [Duration::from_millis(700), Duration::from_secs(8)];
 /// Length of a trial of the search for the rate.
 const SEARCH: [Duration; 2] = [Duration::from_millis(700), Duration::from_secs(3)];
 /// Rate at which the search begins, and its highest ones, in packets per second of each port. In the short form other
@@ -289,7 +289,7 @@ impl<'a> Watched<'a> {
 
     /// Returns the drops by place and reason.
     fn drops(&self) -> BTreeMap<String, u64> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let mut drops = BTreeMap::new();
         for row in self.program.rows("drops") {
             let place =
@@ -327,6 +327,7 @@ struct Soak<'a> {
     random: fastrand::Rng,
     begin: Instant,
     windows: Vec<Window>,
+    rounds: u32,
     sent: u64,
     /// Packets of flows that the disturbances of their windows hit, and those of them that arrived.
     hit: (u64, u64),
@@ -355,6 +356,7 @@ impl<'a> Soak<'a> {
             random,
             begin: Instant::now(),
             windows: Vec::new(),
+            rounds: 0,
             sent: 0,
             hit: (0, 0),
             skipped: 0.0,
@@ -371,9 +373,10 @@ impl<'a> Soak<'a> {
     /// Returns the next round of disturbances, or `None` at the end of the run.
     fn round<T: Clone>(&mut self, all: &[T]) -> Option<Vec<T>> {
         let goes_on = match self.plan.length {
-            None => self.windows.is_empty(),
+            None => self.rounds == 0,
             Some(length) => self.begin.elapsed() < length,
         };
+        self.rounds += 1;
         goes_on.then(|| {
             let mut all = all.to_vec();
             self.random.shuffle(&mut all);
@@ -405,15 +408,29 @@ impl<'a> Soak<'a> {
         self.gateways.iter().flat_map(Watched::drops).collect()
     }
 
-    /// Runs a disturbance beside a trial. `is_hit` names the flows that it hits.
+    /// Runs a disturbance beside a trial. `is_hit` names the flows that it hits. What the others lose is a failure.
     fn window(&mut self, what: &str, is_hit: impl Fn(usize) -> bool, disturb: impl FnOnce(&mut fastrand::Rng)) {
-        let (at, begin) = (self.begin.elapsed(), Instant::now());
+        if let Some(failure) = self.try_window(what, is_hit, disturb) {
+            print_uncaptured(&format!("{}: {failure}", self.name));
+            self.failures.push(failure);
+        }
+    }
+
+    /// Runs a window, and returns what was lost meanwhile.
+    fn try_window(
+        &mut self,
+        what: &str,
+        is_hit: impl Fn(usize) -> bool,
+        disturb: impl FnOnce(&mut fastrand::Rng),
+    ) -> Option<String> {
+        let at = self.begin.elapsed();
         let before: Vec<_> = self.gateways.iter().map(Watched::received).collect();
         let drops = self.drops();
         let generator = self.ring.start(self.rate, LIMIT);
         let (first, (input, port)) = (&self.gateways[0], self.gateways[0].inputs[0]);
         let sends = eventually(WAIT_LIMIT, || first.received()[port] > before[0][port] + self.rate / 20);
         assert!(sends, "{}: {} does not begin", self.name, self.ring.name(input));
+        let begin = Instant::now();
         disturb(&mut self.random);
         std::thread::sleep(self.plan.choose(WINDOW).saturating_sub(begin.elapsed()));
         let trial = self.ring.finish(generator);
@@ -449,7 +466,7 @@ impl<'a> Soak<'a> {
             }
             found.extend(gateway.balances().err());
         }
-        if !found.is_empty() {
+        let failure = (!found.is_empty()).then(|| {
             let mut text = format!(
                 "window {} ({:.1} s to {:.1} s, {what}, {:.1} s of traffic): {}",
                 self.windows.len(),
@@ -466,12 +483,12 @@ impl<'a> Soak<'a> {
                 write!(text, "; {count} dropped by {place}").expect("a string grows");
             }
             write!(text, "; longest delay {:.1} ms", trial.latency.max() as f64 / 1e6).expect("a string grows");
-            print_uncaptured(&format!("{}: {text}", self.name));
-            self.failures.push(text);
-        }
+            text
+        });
         self.skipped += trial.skipped;
         self.windows.push(Window { at, end, latency: trial.latency });
         self.measure();
+        failure
     }
 
     /// Checks memory, descriptors and delays, and fails if a window had failures.

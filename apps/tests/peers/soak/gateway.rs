@@ -109,7 +109,7 @@ impl Site {
             self.file("in.pcap"),
             self.file("out.pcap")
         );
-        text = text.replace("#PORTS\n", &ports) + CONTROL;
+        text = text.replace("#PORTS\n", &ports) + CONTROL + "[rules]\n";
         let attached =
             ["xdp0", "packet0", "nic0", "tap0", "patch0", "file"].map(|port| format!("{{ port = \"{port}\" }}"));
         let spare = format!("{{ port = \"spare\", mac_limit = {MAC_LIMIT} }}");
@@ -293,6 +293,28 @@ fn tables(_site: &Site, program: &Program, _random: &mut fastrand::Rng) {
     }
 }
 
+/// A rule drops packets of one flow. The run names the flow, the disturbance and the reason.
+fn a_loss_is_found(soak: &mut Soak<'_>, program: &Program) {
+    let what = "a rule that drops";
+    let socket = program.path("operators.sock").display().to_string();
+    let failure = soak.try_window(
+        what,
+        |_| false,
+        |_| {
+            let rule = "rule=ingress prio 1: port id far0 / udp => drop";
+            run(&[WIREPATH, "add", "rule", rule, "--socket", &socket]).expect();
+            let drops = || program.rows("drops").iter().any(|row| row["reason"] == "rule_drop");
+            assert!(eventually(WAIT_LIMIT, drops), "{:?}", program.rows("rules"));
+            let id = program.rows("rules")[0]["id"].to_string();
+            run(&[WIREPATH, "remove", "rule", &format!("id={id}"), "--socket", &socket]).expect();
+        },
+    );
+    let failure = failure.expect("a failure");
+    let expected = ["packets from far0 to xdp0 do not arrive there", what, "dropped by the gateway worker 0 rule_drop"];
+    assert!(expected.iter().all(|text| failure.contains(text)), "{failure}");
+    assert_eq!(failure.matches("do not arrive there").count(), 1, "the other flows lose nothing: {failure}");
+}
+
 /// Ports of all kinds carry flows around a ring, and none of them loses a packet, whatever happens beside them.
 pub(crate) fn all_ports_at_once(variant: Variant) {
     let (site, ring) = Site::new(variant);
@@ -300,6 +322,7 @@ pub(crate) fn all_ports_at_once(variant: Variant) {
     let id = program.id();
     let watched = Watched::new("the gateway", &program, id, &INPUTS);
     let mut soak = Soak::new(variant.name, &ring, vec![watched]);
+    a_loss_is_found(&mut soak, &program);
     while let Some(round) = soak.round(&DISTURBANCES) {
         for (what, disturb) in round {
             if soak.is_over() {
