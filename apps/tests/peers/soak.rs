@@ -66,7 +66,10 @@ impl Plan {
             let text = std::env::var(name).ok()?;
             Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
         };
-        let length = number(MINUTES).map(|minutes| Duration::from_secs(60 * minutes));
+        let length = number(MINUTES).map(|minutes| {
+            assert!(minutes > 0, "{MINUTES}=0: expected a number above 0");
+            Duration::from_secs(60 * minutes)
+        });
         Self { length, seed: number(SEED).unwrap_or(DEFAULT_SEED) }
     }
 
@@ -310,6 +313,17 @@ impl<'a> Watched<'a> {
     }
 }
 
+/// Names the window if a disturbance panics.
+struct During(String);
+
+impl Drop for During {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}: the disturbance failed", self.0);
+        }
+    }
+}
+
 /// A window of a run.
 struct Window {
     at: Duration,
@@ -431,7 +445,10 @@ impl<'a> Soak<'a> {
         let sends = eventually(WAIT_LIMIT, || first.received()[port] > before[0][port] + self.rate / 20);
         assert!(sends, "{}: {} does not begin", self.name, self.ring.name(input));
         let begin = Instant::now();
+        let during =
+            During(format!("{}: window {} ({:.1} s, {what})", self.name, self.windows.len(), at.as_secs_f64()));
         disturb(&mut self.random);
+        drop(during);
         std::thread::sleep(self.plan.choose(WINDOW).saturating_sub(begin.elapsed()));
         let trial = self.ring.finish(generator);
         let end = self.begin.elapsed();
