@@ -336,8 +336,11 @@ struct Processors {
 impl Processors {
     /// Reads the times of all processes (proc(5)).
     fn read() -> Self {
-        let numbers =
-            |text: &str| -> Vec<u64> { text.split_whitespace().map_while(|word| word.parse().ok()).collect() };
+        // Some fields are negative, such as the terminal of a process that has none.
+        let numbers = |text: &str| -> Vec<u64> {
+            let all = text.split_whitespace().map_while(|word| word.parse::<i64>().ok());
+            all.map(|number| number.max(0).cast_unsigned()).collect()
+        };
         let text = std::fs::read_to_string("/proc/stat").expect("the times of the processors");
         let all = numbers(text.lines().next().and_then(|line| line.strip_prefix("cpu ")).expect("a first line"));
         // Each process: its parent, and its own time with that of the ended processes that it started.
