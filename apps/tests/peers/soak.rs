@@ -610,8 +610,8 @@ impl<'a> Soak<'a> {
             (delays, end.processors[1].others_since(begin.processors[0]))
         });
         print_uncaptured(&format!(
-            "{}: {} windows in {:.0} s, {} packets sent, {} of them by flows that were hit ({} arrived); {:.3} s of the \
-             schedule left out",
+            "{}: {} windows in {:.0} s, {} packets sent, {} of them by flows that were hit ({} arrived); {:.3} s of \
+             the schedule left out",
             self.name,
             self.windows.len(),
             length.as_secs_f64(),
@@ -621,8 +621,8 @@ impl<'a> Soak<'a> {
             self.skipped,
         ));
         print_uncaptured(&format!(
-            "{}: delays p50 and p99.9: {:?} in the first {:.0} s with {:.0} % of the processors taken by others, {:?} in \
-             the last with {:.0} %",
+            "{}: delays p50 and p99.9: {:?} in the first {:.0} s with {:.0} % of the processors taken by others, {:?} \
+             in the last with {:.0} %",
             self.name,
             first.0,
             compared.as_secs_f64(),

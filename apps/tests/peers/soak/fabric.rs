@@ -32,8 +32,8 @@ const ROAMING: [u8; 6] = [2, 0x72, 0, 0, 0, 1];
 const FLAPPING: u16 = 1000;
 const PER_MILLISECOND: u16 = 3;
 
-/// Line of bgpd for its EVPN address family. Without it, FRR holds an address at its place after five moves
-/// within 180 s, and a run of minutes moves the same ones more often.
+/// Line of bgpd for its EVPN address family. Without it, FRR holds an address at its place after five moves in 180 s.
+/// A run of minutes moves the same addresses more often.
 const EVPN: &str = "  no dup-addr-detection\n";
 
 fn flapping(n: u16) -> [u8; 6] {
