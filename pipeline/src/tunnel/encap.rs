@@ -194,7 +194,8 @@ impl View<'_> {
             };
             let src = Key::from_u64(u64::from(segment) << 48 | tail >> 16);
             if (src, here) != last {
-                if !src.is_unicast() {
+                // The slow path drops some tagged frames, and learns the sources of the others.
+                if !src.is_unicast() || EtherType(ethertype).is_vlan() || packet.flags().contains(Flags::VLAN) {
                     slow |= 1 << i;
                     continue;
                 }
@@ -399,7 +400,8 @@ impl View<'_> {
         if context.is_tracing() {
             self.report_origin(context, remotes, Some(Destination::Attachment(from)), attachment.segment);
         }
-        if EtherType(ethertype).is_vlan() || packet.vlan().is_some() {
+        let is_tagged = EtherType(ethertype).is_vlan() || packet.vlan().is_some();
+        if is_tagged {
             if segment.inner_vlans == InnerVlans::Discard {
                 return context.drop(packet, DropReason::NoSegment);
             }
@@ -418,7 +420,7 @@ impl View<'_> {
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
-        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() || self.layout.inspects {
+        if packet.data().len() < QUICK || is_tagged || self.layout.inspects {
             // The fast path did not learn the source of this frame.
             self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }

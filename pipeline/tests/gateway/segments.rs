@@ -216,3 +216,22 @@ fn a_mirror_gets_each_frame_once() {
     lab.send(SPARE, &out);
     assert_eq!((lab.settle().len(), lab.dropped(DropReason::NoSegment)), (0, 1));
 }
+
+/// A tag in the frame or in the metadata. The segment of the port has no tags, so it drops the frame.
+#[test]
+fn dropped_frames_with_a_tag_teach_nothing() {
+    for in_metadata in [false, true] {
+        let mut lab = Lab::new("remotes = ['10.9.0.2']").with_peer();
+        lab.settle();
+        let inner = frame(FAR, HOST);
+        let mut packet = lab.pool.take().unwrap();
+        if in_metadata {
+            packet.set_vlan(9);
+        }
+        let bytes = if in_metadata { inner } else { tagged(&inner, 9) };
+        assert!(packet.extend_from_slice(&bytes, &lab.pool));
+        lab.stepped.process(Some(LAN), &mut [packet].into_iter().collect());
+        assert_eq!((lab.settle(), lab.dropped(DropReason::NoSegment)), (vec![], 1));
+        assert_eq!(lab.control.fdb_entries(), 0, "in the metadata: {in_metadata}");
+    }
+}
