@@ -125,6 +125,12 @@ impl HashTable {
         self.find_hashed(key, key.hash())
     }
 
+    /// Returns the entry of a key that was not removed.
+    #[inline(always)]
+    pub fn find_present(&self, key: Key) -> Option<&Entry> {
+        self.find_prepared(key, key.hash())
+    }
+
     /// Begins a lookup: starts to load the slot of a key and returns what [`Self::find_prepared`] takes. Work between
     /// the two hides a cache miss.
     #[inline(always)]

@@ -270,3 +270,32 @@ fn frames_that_wait_go_with_their_remote() {
     lab.settle();
     assert_eq!((lab.control.waiting_frames(), lab.dropped(DropReason::NoNeighbour)), (1, 1));
 }
+
+/// Frames of the slow path, such as short ones, are learned where a static entry was removed.
+#[test]
+fn the_address_of_a_removed_static_entry_is_learned() {
+    let text = |fixed: &str| {
+        format!(
+            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n[[segment]]\nvni = 42\nremotes = ['10.9.0.2']\n\
+             ports = [{{ port = 'lan' }}]\n{fixed}\n"
+        )
+    };
+    let fixed = text(&format!("static = [{{ mac = '{HOST}', remote = '10.9.0.2' }}]"));
+    let peer = Addresses { mac: PEER, addresses: vec!["10.9.0.2/24".parse().unwrap()], gateways: vec![] };
+    let short = |dst, src| frame(dst, src)[..14].to_vec();
+    for from in [LAN, WAN] {
+        let mut lab = Lab::with_ports(&fixed, &["wan", "lan"]).with_peer();
+        lab.settle();
+        let pool = lab.pool.clone();
+        let seconds = lab.stepped.with_plane(|plane| plane.seconds());
+        let change = lab.control.prepare(read(&text("")), seconds).unwrap();
+        lab.control.reconfigure(change, &ports(&pool), seconds);
+        assert_eq!(lab.control.fdb_entries(), 0);
+        match from {
+            LAN => lab.send(LAN, &short(FAR, HOST)),
+            _ => lab.send(WAN, &vxlan(&peer, &short(FAR, HOST))),
+        }
+        lab.settle();
+        assert_eq!(lab.control.fdb_entries(), 1, "from {from:?}");
+    }
+}
