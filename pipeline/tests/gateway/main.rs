@@ -10,6 +10,8 @@ mod known_outer;
 mod lab;
 mod learned_remotes;
 mod link;
+mod model;
+mod model_sequences;
 mod mpls;
 mod outer_fragments;
 mod path_mtu;

@@ -1,0 +1,438 @@
+//! Configurations of a gateway that a sequence of bytes chooses.
+//!
+//! Each segment of the configurations has a *slot*: its kind of tunnel, its identifier, and the ports and remotes that it
+//! may have. A configuration says which slots are in use, and how.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use wirepath_wire::MacAddr;
+
+use super::Input;
+use super::wire::{Kind, OUR_SID};
+
+pub(crate) const PORTS: [&str; 4] = ["wan", "lan", "lan2", "lan3"];
+const LAN: u16 = 1;
+const LAN2: u16 = 2;
+const LAN3: u16 = 3;
+
+/// A segment: its name, kind and identifier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) id: Option<u32>,
+    /// Number of the network of its router.
+    pub(crate) network: Option<u8>,
+}
+
+const fn slot(name: &'static str, kind: Kind, id: Option<u32>, network: Option<u8>) -> Slot {
+    Slot { name, kind, id, network }
+}
+
+pub(crate) const SLOTS: [Slot; 12] = [
+    slot("red", Kind::Vxlan, Some(100), Some(1)),
+    slot("blue", Kind::Vxlan, Some(200), Some(3)),
+    slot("green", Kind::Geneve, Some(100), Some(2)),
+    slot("grey", Kind::VxlanGpe, Some(100), None),
+    slot("keyed", Kind::Gretap, Some(7), None),
+    slot("plain", Kind::Gretap, None, None),
+    slot("subnet", Kind::Nvgre, Some(300), None),
+    slot("label", Kind::MplsUdp, Some(400), None),
+    slot("label2", Kind::MplsGre, Some(400), None),
+    slot("sid", Kind::Srv6, None, None),
+    slot("tunnel", Kind::Gre, Some(9), None),
+    slot("tunnel2", Kind::Ipip, None, None),
+];
+pub(crate) const NVGRE: usize = 6;
+const SRV6: usize = 9;
+const GRE: usize = 10;
+const IPIP: usize = 11;
+
+/// A local port, and a VLAN.
+pub(crate) type Attached = (u16, Option<u16>);
+
+/// Returns the attachment of a slot with this number below 3.
+pub(crate) fn attached(slot: usize, number: usize) -> Attached {
+    let vlan = slot as u16;
+    match (slot, number) {
+        (0, 0) => (LAN, None),
+        (0, 1) => (LAN2, None),
+        (1, 0) => (LAN3, None),
+        (_, 1) => (LAN2, Some(10 + vlan)),
+        (_, 2) => (LAN, Some(40 + vlan)),
+        _ => (LAN, Some(10 + vlan)),
+    }
+}
+
+/// Remotes: two with IPv4 addresses, two with IPv6 addresses.
+pub(crate) const REMOTES: [u8; 4] = [2, 3, 4, 5];
+/// Remote of the slot with a SID, which is the gateway to the SID too.
+const SID_REMOTE: u8 = 4;
+
+pub(crate) fn remote_address(remote: u8) -> IpAddr {
+    match remote {
+        2 | 3 => Ipv4Addr::new(10, 9, 0, remote).into(),
+        _ => Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, remote.into()).into(),
+    }
+}
+
+pub(crate) fn remote_mac(remote: u8) -> MacAddr {
+    MacAddr([2, 9, 9, 9, 9, remote])
+}
+
+/// Returns the SID behind [`SID_REMOTE`].
+pub(crate) fn remote_sid() -> Ipv6Addr {
+    Ipv6Addr::new(0xfc00, SID_REMOTE.into(), 0, 0, 0, 0, 0, 1)
+}
+
+/// Ethernet address of a host.
+pub(crate) fn host(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, number % 8])
+}
+
+/// Ethernet address of the router behind a remote of the first slot.
+pub(crate) fn far_router(remote: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 9, remote])
+}
+
+/// Address of the router of a slot with this network.
+pub(crate) fn router_address(network: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, network, 0, 1)
+}
+
+/// Address and Ethernet address of the host in a network that answers ARP. It is at the first attachment.
+pub(crate) fn neighbour(network: u8) -> (Ipv4Addr, MacAddr) {
+    (Ipv4Addr::new(10, network, 0, 10), MacAddr([2, 0, 0, 0, 3, network]))
+}
+
+/// Place of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Port(Attached),
+    Remote(u8),
+    Router,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    pub(crate) at: Attached,
+    pub(crate) isolated: bool,
+    pub(crate) sticky: bool,
+    pub(crate) limit: Option<usize>,
+}
+
+/// Settings of a slot in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) ports: Vec<Port>,
+    pub(crate) remotes: Vec<u8>,
+    pub(crate) accept_unknown: bool,
+    pub(crate) learning: bool,
+    pub(crate) carries_tags: bool,
+    pub(crate) ageing: u32,
+    pub(crate) limit: Option<usize>,
+    pub(crate) remote_limit: Option<usize>,
+    /// Moves that freeze an address; 0: no limit. [`MOVE_WINDOW`] and [`FREEZE_TIME`] are the times.
+    pub(crate) moves: u32,
+    /// Hosts at fixed places.
+    pub(crate) statics: Vec<(u8, Place)>,
+}
+
+pub(crate) const MOVE_WINDOW: u32 = 10;
+pub(crate) const FREEZE_TIME: u32 = 20;
+
+/// Target of a static route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Blackhole,
+    Prohibit,
+    Unreachable,
+    /// The tunnel of this slot.
+    Tunnel(usize),
+    /// The router behind a remote of the first slot.
+    Router(u8),
+    /// The neighbour in the network of the first slot.
+    Neighbour,
+}
+
+/// Networks of static routes.
+pub(crate) const NETWORKS: [(Ipv4Addr, u8); 5] = [
+    (Ipv4Addr::new(10, 50, 0, 0), 16),
+    (Ipv4Addr::new(10, 60, 0, 0), 16),
+    (Ipv4Addr::new(10, 60, 1, 0), 24),
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    (Ipv4Addr::new(10, 2, 0, 0), 16),
+];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Settings of the slots in use.
+    pub(crate) segments: [Option<Segment>; SLOTS.len()],
+    /// Targets of the routes to [`NETWORKS`].
+    pub(crate) routes: [Option<Target>; NETWORKS.len()],
+}
+
+impl Config {
+    pub(crate) fn read(input: &mut Input<'_>) -> Self {
+        let used = input.byte() | 1;
+        let more = input.byte();
+        let in_use = |slot: usize| match slot {
+            0..8 => used >> slot & 1 == 1,
+            _ => more >> (slot - 8) & 1 == 1,
+        };
+        let mut config = Self { segments: Default::default(), routes: [None; NETWORKS.len()] };
+        for slot in (0..SLOTS.len()).filter(|slot| in_use(*slot)) {
+            config.segments[slot] = Some(segment(input, slot));
+        }
+        config.complete();
+        for number in 0..NETWORKS.len() {
+            config.routes[number] = target(input);
+        }
+        config
+    }
+
+    /// Changes one thing.
+    pub(crate) fn change(&mut self, input: &mut Input<'_>) {
+        let slot = usize::from(input.byte()) % SLOTS.len();
+        let what = input.byte();
+        if what >= 200 {
+            let keeps = slot == 0 || self.segments[slot].is_none();
+            self.segments[slot] = keeps.then(|| segment(input, slot));
+            return self.complete();
+        }
+        let Some(it) = &mut self.segments[slot] else { return };
+        let value = input.byte();
+        match what % 8 {
+            0 if !SLOTS[slot].kind.carries_ip() && slot != SRV6 => {
+                let remote = REMOTES[usize::from(value) % 4];
+                match it.remotes.iter().position(|known| *known == remote) {
+                    Some(at) => _ = it.remotes.remove(at),
+                    None => it.remotes.push(remote),
+                }
+            }
+            1 if !SLOTS[slot].kind.carries_ip() => {
+                let at = attached(slot, 1 + usize::from(value) % 2);
+                match it.ports.iter().position(|port| port.at == at) {
+                    Some(at) => _ = it.ports.remove(at),
+                    None => it.ports.push(Port { at, isolated: false, sticky: false, limit: None }),
+                }
+            }
+            2 => it.ageing = AGEING[usize::from(value) % AGEING.len()],
+            3 if slot != SRV6 && !SLOTS[slot].kind.carries_ip() => it.accept_unknown ^= true,
+            4 => it.learning ^= true,
+            5 if !SLOTS[slot].kind.carries_ip() => {
+                let fresh =
+                    segment(&mut Input(&[value, value.rotate_left(3), value.rotate_left(5), value, value]), slot);
+                (it.limit, it.remote_limit, it.moves) = (fresh.limit, fresh.remote_limit, fresh.moves);
+                for (port, with) in it.ports.iter_mut().zip(fresh.ports) {
+                    *port = Port { at: port.at, ..with };
+                }
+            }
+            _ => {}
+        }
+        self.complete();
+    }
+
+    /// Adds or replaces the route to a network, or removes it.
+    pub(crate) fn change_route(&mut self, input: &mut Input<'_>) {
+        let number = usize::from(input.byte()) % NETWORKS.len();
+        self.routes[number] = target(input);
+    }
+
+    /// Makes a configuration valid.
+    fn complete(&mut self) {
+        if self.segments[NVGRE].is_some() {
+            // Packets of both kinds are alike.
+            (self.segments[4], self.segments[5]) = (None, None);
+        }
+        for (slot, segment) in SLOTS.iter().zip(&mut self.segments) {
+            let Some(segment) = segment else { continue };
+            segment.accept_unknown |= segment.remotes.is_empty() && slot.network.is_none();
+            segment.keep_statics();
+        }
+    }
+
+    /// Returns the route to a network whose target exists.
+    pub(crate) fn route(&self, number: usize) -> Option<Target> {
+        self.routes[number].filter(|target| match target {
+            Target::Tunnel(slot) => self.segments[*slot].is_some(),
+            Target::Router(remote) => self.segments[0].as_ref().is_some_and(|it| it.remotes.contains(remote)),
+            Target::Neighbour => self.segments[0].is_some(),
+            Target::Blackhole | Target::Prohibit | Target::Unreachable => true,
+        })
+    }
+
+    /// Writes the configuration as a file.
+    pub(crate) fn text(&self) -> String {
+        let mut text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
+                        gateways = ['fd00:9::4']\n"
+            .to_owned();
+        for (slot, segment) in SLOTS.iter().zip(&self.segments) {
+            if let Some(segment) = segment {
+                segment.write(*slot, &mut text);
+            }
+        }
+        let mut routes = Vec::new();
+        for (number, (network, len)) in NETWORKS.iter().enumerate() {
+            let Some(target) = self.route(number) else { continue };
+            let target = match target {
+                Target::Blackhole => "discard = 'blackhole'".to_owned(),
+                Target::Prohibit => "discard = 'prohibit'".to_owned(),
+                Target::Unreachable => "discard = 'unreachable'".to_owned(),
+                Target::Tunnel(slot) => format!("next_hops = [{{ segment = '{}' }}]", SLOTS[slot].name),
+                Target::Router(remote) => format!(
+                    "next_hops = [{{ segment = '{}', remote = '{}', mac = '{}' }}]",
+                    SLOTS[0].name,
+                    remote_address(remote),
+                    far_router(remote)
+                ),
+                Target::Neighbour => format!("via = ['{}']", neighbour(1).0),
+            };
+            routes.push(format!("{{ to = '{network}/{len}', {target} }}"));
+        }
+        writeln!(text, "[[vrf]]\nname = 'default'\nroutes = [{}]", routes.join(", ")).unwrap();
+        text
+    }
+}
+
+const AGEING: [u32; 5] = [300, 0, 5, 30, 2];
+
+fn target(input: &mut Input<'_>) -> Option<Target> {
+    match input.byte() % 16 {
+        0 => Some(Target::Blackhole),
+        1 => Some(Target::Prohibit),
+        2 => Some(Target::Unreachable),
+        3 | 4 => Some(Target::Tunnel(GRE)),
+        5 | 6 => Some(Target::Tunnel(IPIP)),
+        7..=10 => Some(Target::Router(REMOTES[usize::from(input.byte()) % 4])),
+        11 | 12 => Some(Target::Neighbour),
+        _ => None,
+    }
+}
+
+fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
+    let (places, rules, flags) = (input.byte(), input.byte(), input.byte());
+    let carries_ip = SLOTS[slot].kind.carries_ip();
+    // The first attachment has the host that answers ARP.
+    let has = |number: usize| !carries_ip && (number == 0 || places >> number & 1 == 1);
+    let port = |number: usize| Port {
+        at: attached(slot, number),
+        isolated: rules >> number & 1 == 1 && rules & 0x80 != 0,
+        sticky: rules >> (3 + number) & 1 == 1 && rules & 0x40 != 0,
+        limit: (rules & 0xc7 == 0xc7).then_some(1),
+    };
+    let mut remotes: Vec<u8> =
+        REMOTES.into_iter().enumerate().filter(|(at, _)| places >> (4 + at) & 1 == 1).map(|(_, it)| it).collect();
+    if carries_ip {
+        remotes = vec![remotes.first().copied().unwrap_or(REMOTES[0])];
+    } else if slot == SRV6 {
+        remotes = vec![SID_REMOTE];
+    }
+    let mut segment = Segment {
+        ports: (0..3).filter(|number| has(*number)).map(port).collect(),
+        remotes,
+        accept_unknown: flags & 3 == 3 && !carries_ip && slot != SRV6,
+        learning: flags & 0x1c != 0x1c,
+        carries_tags: slot == 1 && flags & 0x20 != 0,
+        ageing: AGEING[usize::from(input.byte()) % AGEING.len()],
+        limit: (flags & 0xc0 == 0xc0).then_some(2),
+        remote_limit: (flags & 0xa0 == 0xa0).then_some(1),
+        moves: if flags & 0x60 == 0x60 { 2 } else { 0 },
+        statics: Vec::new(),
+    };
+    let fixed = input.byte();
+    if fixed & 3 == 3 && !carries_ip {
+        let place = match segment.remotes.get(usize::from(fixed >> 5)) {
+            Some(remote) => Place::Remote(*remote),
+            None => Place::Port(segment.ports[usize::from(fixed >> 5) % segment.ports.len()].at),
+        };
+        segment.statics.push((fixed >> 2 & 7, place));
+    }
+    if carries_ip {
+        (segment.limit, segment.remote_limit, segment.moves, segment.learning) = (None, None, 0, true);
+        segment.ageing = 300;
+    }
+    segment
+}
+
+impl Segment {
+    pub(crate) fn port(&self, at: Attached) -> Option<&Port> {
+        self.ports.iter().find(|port| port.at == at)
+    }
+
+    pub(crate) fn has(&self, place: Place) -> bool {
+        match place {
+            Place::Port(at) => self.port(at).is_some(),
+            Place::Remote(remote) => self.remotes.contains(&remote),
+            Place::Router => true,
+        }
+    }
+
+    /// Removes static entries whose place has left.
+    fn keep_statics(&mut self) {
+        let statics = std::mem::take(&mut self.statics);
+        self.statics = statics.into_iter().filter(|(_, place)| self.has(*place)).collect();
+    }
+
+    fn write(&self, slot: Slot, text: &mut String) {
+        let Slot { name, kind, id, network } = slot;
+        writeln!(text, "[[segment]]\nname = '{name}'\nkind = '{}'", kind.name()).unwrap();
+        if let Some(id) = id {
+            writeln!(text, "vni = {id}").unwrap();
+        }
+        let remotes: Vec<_> = self.remotes.iter().map(|remote| format!("'{}'", remote_address(*remote))).collect();
+        writeln!(text, "remotes = [{}]", remotes.join(", ")).unwrap();
+        if kind.carries_ip() {
+            writeln!(text, "payload = 'ip'\nvrf = 'default'").unwrap();
+            return;
+        }
+        if kind == Kind::Srv6 {
+            let sid = remote_sid();
+            writeln!(
+                text,
+                "local = 'fd00:9::1'\nsrv6 = {{ local_sid = '{OUR_SID}', segs = ['{sid}'], mode = 'encaps_red' }}"
+            )
+            .unwrap();
+        }
+        let port = |it: &Port| {
+            let (port, vlan) = it.at;
+            let vlan = vlan.map_or_else(String::new, |vlan| format!(", vlan = {vlan}"));
+            let limit = it.limit.map_or_else(String::new, |limit| format!(", mac_limit = {limit}"));
+            let name = PORTS[usize::from(port)];
+            format!("{{ port = '{name}'{vlan}, isolated = {}, sticky = {}{limit} }}", it.isolated, it.sticky)
+        };
+        let ports: Vec<_> = self.ports.iter().map(port).collect();
+        writeln!(text, "ports = [{}]", ports.join(", ")).unwrap();
+        writeln!(text, "accept_unknown_remotes = {}\nlearning = {}", self.accept_unknown, self.learning).unwrap();
+        writeln!(text, "ageing = {}", self.ageing).unwrap();
+        if self.carries_tags {
+            text.push_str("inner_vlans = 'carry'\n");
+        }
+        for (key, limit) in [("mac_limit", self.limit), ("remote_mac_limit", self.remote_limit)] {
+            if let Some(limit) = limit {
+                writeln!(text, "{key} = {limit}").unwrap();
+            }
+        }
+        if self.moves > 0 {
+            let moves = self.moves;
+            writeln!(text, "move_limit = {moves}\nmove_window = {MOVE_WINDOW}\nfreeze_time = {FREEZE_TIME}").unwrap();
+        }
+        if let Some(network) = network {
+            writeln!(text, "addresses = ['{}/24']", router_address(network)).unwrap();
+        }
+        let fixed = |(number, place): &(u8, Place)| {
+            let place = match *place {
+                Place::Port((port, vlan)) => {
+                    let vlan = vlan.map_or_else(String::new, |vlan| format!(", vlan = {vlan}"));
+                    format!("port = '{}'{vlan}", PORTS[usize::from(port)])
+                }
+                Place::Remote(remote) => format!("remote = '{}'", remote_address(remote)),
+                Place::Router => panic!("no host is at the router"),
+            };
+            format!("{{ mac = '{}', {place} }}", host(*number))
+        };
+        let statics: Vec<_> = self.statics.iter().map(fixed).collect();
+        writeln!(text, "static = [{}]", statics.join(", ")).unwrap();
+    }
+}

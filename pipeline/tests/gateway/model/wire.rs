@@ -1,0 +1,309 @@
+//! Frames and tunnel headers, written and read byte by byte, without the code of the gateway.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use wirepath_wire::MacAddr;
+
+/// Ethernet address of the gateway on the underlay, and of its routers.
+pub(crate) const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const OUR_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
+const OUR_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 1);
+/// SID of the gateway.
+pub(crate) const OUR_SID: Ipv6Addr = Ipv6Addr::new(0xfc00, 1, 0, 0, 0, 0, 0, 0x100);
+
+pub(crate) const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+pub(crate) const ARP: u16 = 0x0806;
+pub(crate) const VLAN: u16 = 0x8100;
+const ETHERNET: u16 = 0x6558;
+const MPLS: u16 = 0x8847;
+
+const GRE_KEY: u16 = 0x2000;
+
+/// Kinds of tunnels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Vxlan,
+    Geneve,
+    VxlanGpe,
+    Gretap,
+    Nvgre,
+    MplsUdp,
+    MplsGre,
+    Srv6,
+    /// GRE with IP packets.
+    Gre,
+    Ipip,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Vxlan => "vxlan",
+            Self::Geneve => "geneve",
+            Self::VxlanGpe => "vxlan-gpe",
+            Self::Gretap => "gretap",
+            Self::Nvgre => "nvgre",
+            Self::MplsUdp => "mpls-udp",
+            Self::MplsGre => "mpls-gre",
+            Self::Srv6 => "srv6",
+            Self::Gre => "gre",
+            Self::Ipip => "ipip",
+        }
+    }
+
+    /// Returns whether the tunnel carries IP packets in place of Ethernet frames.
+    pub(crate) fn carries_ip(self) -> bool {
+        matches!(self, Self::Gre | Self::Ipip)
+    }
+
+    /// Returns the UDP port, or the IP protocol.
+    fn carrier(self) -> Result<u16, u8> {
+        match self {
+            Self::Vxlan => Ok(4789),
+            Self::Geneve => Ok(6081),
+            Self::VxlanGpe => Ok(4790),
+            Self::MplsUdp => Ok(6635),
+            Self::Gretap | Self::Nvgre | Self::MplsGre | Self::Gre => Err(47),
+            Self::Ipip => Err(4),
+            Self::Srv6 => Err(143),
+        }
+    }
+
+    /// Returns the header between UDP or IP and the payload.
+    fn header(self, id: Option<u32>) -> Vec<u8> {
+        let number = id.unwrap_or(0);
+        let label = (number << 12 | 1 << 8 | 64).to_be_bytes();
+        let gre = |flags: u16, protocol: u16| [flags.to_be_bytes(), protocol.to_be_bytes()].concat();
+        match self {
+            Self::Vxlan => [&[8, 0, 0, 0][..], &(number << 8).to_be_bytes()].concat(),
+            Self::Geneve => [&[0, 0, 0x65, 0x58][..], &(number << 8).to_be_bytes()].concat(),
+            Self::VxlanGpe => [&[0x0c, 0, 0, 3][..], &(number << 8).to_be_bytes()].concat(),
+            Self::Gretap => match id {
+                Some(key) => [gre(GRE_KEY, ETHERNET), key.to_be_bytes().to_vec()].concat(),
+                None => gre(0, ETHERNET),
+            },
+            Self::Nvgre => [gre(GRE_KEY, ETHERNET), (number << 8).to_be_bytes().to_vec()].concat(),
+            Self::MplsUdp => [label, [0; 4]].concat(),
+            Self::MplsGre => [gre(0, MPLS), label.to_vec(), vec![0; 4]].concat(),
+            Self::Gre => [gre(GRE_KEY, IPV4), number.to_be_bytes().to_vec()].concat(),
+            Self::Ipip | Self::Srv6 => Vec::new(),
+        }
+    }
+}
+
+/// A tunnel packet that the gateway sent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tunnelled {
+    pub(crate) kind: Kind,
+    pub(crate) id: Option<u32>,
+    pub(crate) to: IpAddr,
+    /// Ethernet address of the next hop.
+    pub(crate) mac: MacAddr,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// Returns the sum of 16-bit words, whose complement is the checksum (RFC 1071).
+fn sum(parts: &[&[u8]]) -> u16 {
+    let mut total = 0u32;
+    for part in parts {
+        for word in part.chunks(2) {
+            total += u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0));
+        }
+    }
+    while total > 0xffff {
+        total = (total >> 16) + (total & 0xffff);
+    }
+    total as u16
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn long(bytes: &[u8], at: usize) -> u32 {
+    u32::from(word(bytes, at)) << 16 | u32::from(word(bytes, at + 2))
+}
+
+pub(crate) fn destination(frame: &[u8]) -> MacAddr {
+    MacAddr(*frame.first_chunk().unwrap())
+}
+
+pub(crate) fn source(frame: &[u8]) -> MacAddr {
+    MacAddr(*frame[6..].first_chunk().unwrap())
+}
+
+pub(crate) fn ethertype(frame: &[u8]) -> u16 {
+    word(frame, 12)
+}
+
+/// Returns a frame with this content.
+pub(crate) fn ethernet(dst: MacAddr, src: MacAddr, ethertype: u16, content: &[u8]) -> Vec<u8> {
+    [&dst.0[..], &src.0, &ethertype.to_be_bytes(), content].concat()
+}
+
+/// Returns an IPv4 packet with a UDP datagram of `len` bytes.
+pub(crate) fn datagram(src: Ipv4Addr, dst: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
+    let udp = [&[0x0f, 0xa0, 0x82, 0x9a][..], &(8 + len as u16).to_be_bytes(), &[0, 0], &vec![0x5a; len]].concat();
+    ipv4(src, dst, 17, ttl, &udp)
+}
+
+fn ipv4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, ttl: u8, content: &[u8]) -> Vec<u8> {
+    let mut header = [0u8; 20];
+    header[0] = 0x45;
+    header[2..4].copy_from_slice(&(20 + content.len() as u16).to_be_bytes());
+    header[6] = 0x40;
+    (header[8], header[9]) = (ttl, protocol);
+    header[12..16].copy_from_slice(&src.octets());
+    header[16..20].copy_from_slice(&dst.octets());
+    let checksum = !sum(&[&header]);
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    [&header, content].concat()
+}
+
+fn ipv6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, content: &[u8]) -> Vec<u8> {
+    let len = content.len() as u16;
+    [&[0x60, 0, 0, 0][..], &len.to_be_bytes(), &[protocol, 64], &src.octets(), &dst.octets(), content].concat()
+}
+
+/// Returns an IPv4 packet as a router forwards it.
+pub(crate) fn forwarded(packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    packet[8] -= 1;
+    packet[10..12].fill(0);
+    let checksum = !sum(&[&packet[..20]]);
+    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+    packet
+}
+
+/// Returns source, destination and TTL of an IPv4 packet in a frame.
+pub(crate) fn ipv4_addresses(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u8)> {
+    (ethertype(frame) == IPV4).then(|| (long(frame, 26).into(), long(frame, 30).into(), frame[22]))
+}
+
+/// Returns the frame with an 802.1Q tag.
+pub(crate) fn tagged(frame: &[u8], id: u16) -> Vec<u8> {
+    [&frame[..12], &VLAN.to_be_bytes(), &id.to_be_bytes(), &frame[12..]].concat()
+}
+
+/// Returns the VLAN ID of a frame, and the frame without its tag.
+pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, Vec<u8>)> {
+    let is_tagged = frame.len() >= 18 && ethertype(frame) == VLAN;
+    is_tagged.then(|| (word(frame, 14) & 0xfff, [&frame[..12], &frame[16..]].concat()))
+}
+
+/// Returns the content of an ICMP error to compare: its Ethernet addresses, type and code.
+pub(crate) fn icmp(dst: MacAddr, src: MacAddr, kind: u8, code: u8) -> Vec<u8> {
+    [&dst.0[..], &src.0, b"icmp", &[kind, code]].concat()
+}
+
+/// Replaces an ICMP message in a frame by [`icmp`]. Other frames stay as they are.
+pub(crate) fn comparable(frame: Vec<u8>) -> Vec<u8> {
+    if let Some((id, inner)) = untagged(&frame) {
+        return tagged(&comparable(inner), id);
+    }
+    if frame.len() >= 38 && ethertype(&frame) == IPV4 && frame[23] == 1 {
+        assert_eq!(sum(&[&frame[14..34]]), 0xffff, "checksum of {frame:x?}");
+        return icmp(destination(&frame), source(&frame), frame[34], frame[35]);
+    }
+    frame
+}
+
+/// Returns a tunnel packet from a remote to the gateway.
+pub(crate) fn to_gateway(kind: Kind, id: Option<u32>, from: IpAddr, mac: MacAddr, payload: &[u8]) -> Vec<u8> {
+    let content = [&kind.header(id), payload].concat();
+    let (protocol, mut content) = match kind.carrier() {
+        Ok(port) => {
+            let len = 8 + content.len() as u16;
+            let header = [[0xc3, 0x50], port.to_be_bytes(), len.to_be_bytes(), [0, 0]].concat();
+            (17, [header, content].concat())
+        }
+        Err(protocol) => (protocol, content),
+    };
+    match from {
+        IpAddr::V4(from) => ethernet(US, mac, IPV4, &ipv4(from, OUR_V4, protocol, 64, &content)),
+        IpAddr::V6(from) => {
+            if protocol == 17 {
+                let len = (content.len() as u32).to_be_bytes();
+                let checksum = !sum(&[&from.octets(), &OUR_V6.octets(), &len, &[0, 0, 0, 17], &content]);
+                content[6..8].copy_from_slice(&if checksum == 0 { 0xffff } else { checksum }.to_be_bytes());
+            }
+            let to = if kind == Kind::Srv6 { OUR_SID } else { OUR_V6 };
+            ethernet(US, mac, IPV6, &ipv6(from, to, protocol, &content))
+        }
+    }
+}
+
+/// Reads a tunnel packet of the gateway. `nvgre` is the meaning of GRE with Ethernet frames and a key. `None`: the frame
+/// is none.
+pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
+    assert_eq!(source(frame), US, "{frame:x?}");
+    let (to, protocol, content, pseudo): (IpAddr, u8, &[u8], Vec<u8>) = match ethertype(frame) {
+        IPV4 => {
+            assert_eq!(sum(&[&frame[14..34]]), 0xffff, "checksum of {frame:x?}");
+            assert_eq!((word(frame, 16), frame[14]), (frame.len() as u16 - 14, 0x45), "length of {frame:x?}");
+            assert_eq!(long(frame, 26), OUR_V4.to_bits(), "source of {frame:x?}");
+            (Ipv4Addr::from_bits(long(frame, 30)).into(), frame[23], &frame[34..], frame[26..34].to_vec())
+        }
+        // ICMPv6 of the gateway itself.
+        IPV6 if frame[20] == 58 => return None,
+        IPV6 => {
+            assert_eq!(word(frame, 18), frame.len() as u16 - 54, "length of {frame:x?}");
+            assert_eq!(frame[22..38], OUR_V6.octets(), "source of {frame:x?}");
+            let to = Ipv6Addr::from_octets(*frame[38..].first_chunk().unwrap());
+            (to.into(), frame[20], &frame[54..], frame[22..54].to_vec())
+        }
+        _ => return None,
+    };
+    let (kind, id, header) = match protocol {
+        17 => {
+            let (port, len, checksum) = (word(content, 2), word(content, 4), word(content, 6));
+            assert_eq!(usize::from(len), content.len(), "UDP length of {frame:x?}");
+            if to.is_ipv6() || checksum != 0 {
+                let of_len = u32::from(len).to_be_bytes();
+                assert_eq!(sum(&[&pseudo, &of_len, &[0, 0, 0, 17], content]), 0xffff, "UDP checksum of {frame:x?}");
+            }
+            let kinds = [Kind::Vxlan, Kind::Geneve, Kind::VxlanGpe, Kind::MplsUdp];
+            let kind = kinds.into_iter().find(|kind| kind.carrier() == Ok(port))?;
+            let id = if kind == Kind::MplsUdp { long(content, 8) >> 12 } else { long(content, 12) >> 8 };
+            (kind, Some(id), 8)
+        }
+        47 => match (word(content, 0), word(content, 2)) {
+            (GRE_KEY, ETHERNET) if nvgre => (Kind::Nvgre, Some(long(content, 4) >> 8), 0),
+            (GRE_KEY, ETHERNET) => (Kind::Gretap, Some(long(content, 4)), 0),
+            (0, ETHERNET) => (Kind::Gretap, None, 0),
+            (GRE_KEY, IPV4) => (Kind::Gre, Some(long(content, 4)), 0),
+            (0, MPLS) => (Kind::MplsGre, Some(long(content, 4) >> 12), 0),
+            other => panic!("{other:x?}: no GRE header of the gateway in {frame:x?}"),
+        },
+        4 => (Kind::Ipip, None, 0),
+        143 => (Kind::Srv6, None, 0),
+        _ => return None,
+    };
+    let expected = kind.header(id);
+    let (found, payload) = content[header..].split_at(expected.len());
+    // The last byte of NVGRE is the FlowID.
+    let fixed = expected.len() - usize::from(kind == Kind::Nvgre);
+    assert_eq!(found[..fixed], expected[..fixed], "tunnel header of {frame:x?}");
+    let payload = if kind.carries_ip() { payload.to_vec() } else { comparable(payload.to_vec()) };
+    Some(Tunnelled { kind, id, to, mac: destination(frame), payload })
+}
+
+/// Returns whether a frame, with or without a tag, is an ARP message.
+pub(crate) fn is_arp(frame: &[u8]) -> bool {
+    untagged(frame).map_or_else(|| ethertype(frame), |(_, inner)| ethertype(&inner)) == ARP
+}
+
+/// Returns the reply of a host to an ARP request for its address.
+pub(crate) fn arp_reply(request: &[u8], ip: Ipv4Addr, mac: MacAddr) -> Option<Vec<u8>> {
+    let asked = request.len() >= 42 && ethertype(request) == ARP && word(request, 20) == 1;
+    let asked = asked && long(request, 38) == ip.to_bits() && source(request) != mac;
+    asked.then(|| {
+        let mut message = vec![0, 1, 8, 0, 6, 4, 0, 2];
+        message.extend(mac.0);
+        message.extend(ip.octets());
+        message.extend(&request[22..32]);
+        message.resize(46, 0);
+        ethernet(source(request), mac, ARP, &message)
+    })
+}
