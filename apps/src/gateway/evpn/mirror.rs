@@ -293,9 +293,11 @@ impl Mirror {
 
     /// Removes the routes by an interface that is gone or down.
     fn remove_routes(&mut self, index: u32) {
-        let lost = self.routes.remove_interface(index);
-        for vni in self.by_bridge.get(&index).cloned().unwrap_or_default() {
-            lost.iter().for_each(|to| self.report_route(vni, *to));
+        for to in self.routes.remove_interface(index) {
+            // Routes by other bridges may count now.
+            let bridges = self.routes.interfaces(to).into_iter().chain([index]);
+            let vnis: Vec<u32> = bridges.filter_map(|bridge| self.by_bridge.get(&bridge)).flatten().copied().collect();
+            vnis.into_iter().for_each(|vni| self.report_route(vni, to));
         }
     }
 

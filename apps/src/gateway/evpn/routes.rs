@@ -70,7 +70,8 @@ impl Routes {
             true => Vec::new(),
             false => route.hops.iter().filter(|hop| hop.via.is_some() && is_wanted(hop.index)).copied().collect(),
         };
-        let interfaces = before.iter().chain(&hops).map(|hop| hop.index).collect();
+        // Another route to the destination may count now, or no longer.
+        let interfaces = self.interfaces(to).into_iter().chain(hops.iter().map(|hop| hop.index)).collect();
         if old.is_none() && (hops.is_empty() || self.entries >= most) {
             let refused = !hops.is_empty();
             return refused.then_some((to, Applied { interfaces: BTreeSet::new(), refused }));
@@ -152,6 +153,11 @@ impl Routes {
         all.into_iter().collect()
     }
 
+    /// Returns the interfaces of all next hops of a destination.
+    pub(super) fn interfaces(&self, to: NetworkPrefix) -> BTreeSet<u32> {
+        self.known.get(&to).into_iter().flatten().flat_map(|known| &known.hops).map(|hop| hop.index).collect()
+    }
+
     /// Returns the destinations with this next hop.
     pub(super) fn users(&self, index: u32, via: IpAddr) -> Vec<NetworkPrefix> {
         self.users.get(&index).and_then(|of_index| of_index.get(&via)).into_iter().flatten().copied().collect()
@@ -224,6 +230,21 @@ mod tests {
         assert_eq!((vteps(&routes, 8, v6).len(), vteps(&routes, 9, v6).len()), (0, 1));
         apply(&mut routes, &removed(route(v6, 20, &[hop(9, 3)])));
         assert_eq!((routes.len(), routes.known.len(), routes.users.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_route_affects_those_with_a_higher_metric() {
+        let mut routes = Routes::default();
+        let interfaces = |routes: &mut Routes, route: &Route| {
+            let (_, applied) = routes.apply(route, 1, |_| true, 8).unwrap();
+            applied.interfaces.into_iter().collect::<Vec<_>>()
+        };
+        let (low, high) = (route("10.2.0.0/24", 20, &[hop(8, 2)]), route("10.2.0.0/24", 30, &[hop(9, 3)]));
+        assert_eq!(interfaces(&mut routes, &high), [9]);
+        assert_eq!(interfaces(&mut routes, &low), [8, 9]);
+        assert_eq!(vteps(&routes, 9, "10.2.0.0/24"), [""; 0]);
+        assert_eq!(interfaces(&mut routes, &removed(low)), [8, 9]);
+        assert_eq!(vteps(&routes, 9, "10.2.0.0/24"), ["10.9.0.3"]);
     }
 
     #[test]
