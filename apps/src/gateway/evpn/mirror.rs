@@ -278,9 +278,8 @@ impl Mirror {
 
     /// Removes a link with its entries. The kernel may have lost the messages about them.
     fn remove_link(&mut self, index: u32) {
-        if self.links.remove(&index).is_none() {
-            return;
-        }
+        // Entries of a link that is not known may have come by a dump that has not read the links yet.
+        let was_known = self.links.remove(&index).is_some();
         for (mac, all) in self.tunnels.remove(&index).into_iter().flatten() {
             self.tunnel_entries -= all.len();
             all.iter().for_each(|to| unuse(&mut self.users, to.value, (index, mac)));
@@ -288,7 +287,9 @@ impl Mirror {
         self.bridge_entries -= self.bridges.remove(&index).map_or(0, |entries| entries.len());
         self.neighbour_entries -= self.neighbours.remove(&index).map_or(0, |entries| entries.len());
         self.remove_routes(index);
-        self.find_devices();
+        if was_known {
+            self.find_devices();
+        }
     }
 
     /// Removes the routes by an interface that is gone or down.
@@ -714,6 +715,18 @@ mod tests {
             route(1, &[2, 3], false),
             route(2, &[3], false),
         ]
+    }
+
+    /// A device is removed while a dump has read its entries and not yet the links.
+    #[test]
+    fn entries_go_with_a_link_that_is_not_known_yet() {
+        let mut mirror = watching();
+        mirror.begin();
+        mirror.apply(&tunnel(mac(1), 2, false));
+        mirror.apply(&Message::LinkRemoved(VXLAN));
+        mirror.finish();
+        mirror.apply(&vxlan_link(VXLAN, VNI, None));
+        assert_eq!((mirror.counts(VNI).macs, mirror.tunnel_entries), (0, 0));
     }
 
     /// Returns the neighbour entry of a VTEP, with the Ethernet address of its router.
