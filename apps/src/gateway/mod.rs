@@ -15,6 +15,8 @@ mod state;
 
 pub use arguments::Arguments;
 pub use evpn::DEVICE_ALIAS;
+#[cfg(fuzzing)]
+pub use evpn::sequences as mirror_sequences;
 pub use offload::{NicTunnels, report_nic_tunnels, update_nic_tunnels};
 pub use report::{GatewayMonitor, Report};
 pub use rules::{GatewayRule, Hop, PRIORITY, decap_rules, encap_headers, gateway_rules};

@@ -13,6 +13,9 @@ mod devices;
 mod hosts;
 mod mirror;
 mod routes;
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "the fuzz target calls it"))]
+pub mod sequences;
 mod thread;
 mod writer;
 
