@@ -1,8 +1,9 @@
 //! Fuzzes the control socket with the bytes of its clients. A turn of the server takes no request for more than it is:
 //! each line gets one answer, in the order of the lines, and other clients are served as before.
 //!
-//! The bytes choose requests of all kinds, with keys and values of the program's own tables or others, their changes, and
-//! how they are split over several writes. The server, its parser and its dispatcher are those of all programs.
+//! The bytes choose requests of all kinds, with keys and values that the program knows or not. They also choose changes
+//! of the requests, and how they are split over several writes. The server, its parser and its dispatcher are those of
+//! all programs.
 
 #![no_main]
 
@@ -21,19 +22,86 @@ use gateway_program::Program;
 
 /// Requests with one answer. The last three stay open and are tried alone.
 const REQUESTS: [&str; 17] = [
-    "status", "tables", "show", "metrics", "objects", "add", "set", "remove", "commands", "command", "reload",
-    "configuration", "log", "nonsense", "capture", "trace", "perf",
+    "status",
+    "tables",
+    "show",
+    "metrics",
+    "objects",
+    "add",
+    "set",
+    "remove",
+    "commands",
+    "command",
+    "reload",
+    "configuration",
+    "log",
+    "nonsense",
+    "capture",
+    "trace",
+    "perf",
 ];
 const OPEN_ENDED: usize = 14;
 const KEYS: [&str; 28] = [
-    "version", "table", "where", "limit", "format", "object", "arguments", "name", "level", "module", "dry_run",
-    "points", "reason", "port", "segment", "pattern", "snap", "rate", "count", "bytes", "seconds", "slow_us", "worker",
-    "turns", "mac", "rule", "request", "more",
+    "version",
+    "table",
+    "where",
+    "limit",
+    "format",
+    "object",
+    "arguments",
+    "name",
+    "level",
+    "module",
+    "dry_run",
+    "points",
+    "reason",
+    "port",
+    "segment",
+    "pattern",
+    "snap",
+    "rate",
+    "count",
+    "bytes",
+    "seconds",
+    "slow_us",
+    "worker",
+    "turns",
+    "mac",
+    "rule",
+    "request",
+    "more",
 ];
 const WORDS: [&str; 30] = [
-    "ports", "fdb", "segments", "remotes", "workers", "rules", "routes", "neighbours", "drops", "rule", "tap", "red",
-    "wan", "lan", "port=wan", "mac=02:00:00:00:00:07", "segment=red", "age>0", "openmetrics", "prometheus", "debug",
-    "reset", "off", "rx", "tx", "ipv4 / udp", "no_route", "02:00:00:00:00:07", "", "\u{1f980}\n",
+    "ports",
+    "fdb",
+    "segments",
+    "remotes",
+    "workers",
+    "rules",
+    "routes",
+    "neighbours",
+    "drops",
+    "rule",
+    "tap",
+    "red",
+    "wan",
+    "lan",
+    "port=wan",
+    "mac=02:00:00:00:00:07",
+    "segment=red",
+    "age>0",
+    "openmetrics",
+    "prometheus",
+    "debug",
+    "reset",
+    "off",
+    "rx",
+    "tx",
+    "ipv4 / udp",
+    "no_route",
+    "02:00:00:00:00:07",
+    "",
+    "\u{1f980}\n",
 ];
 /// Longest time in which the server answers. The machine may stop for a while.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);

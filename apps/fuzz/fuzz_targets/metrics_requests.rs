@@ -1,5 +1,5 @@
-//! Fuzzes the HTTP server of metrics with the bytes of a scrape. Each complete head gets a well-formed answer: metrics if
-//! and only if it asks for them, whole or in parts, and the same in both cases.
+//! Fuzzes the HTTP server of metrics with the bytes of a scrape. Each complete head gets a well-formed answer. It has
+//! metrics if and only if the head asks for them. A head in parts gets the same answer.
 //!
 //! The first byte chooses the parts, the second one a beginning. The rest is appended to it.
 

@@ -1,8 +1,8 @@
 //! The mirror beside a plain model of the kernel's tables, for the fuzzer and for a test with random bytes.
 //!
-//! The bytes choose changes of the kernel's tables. Each change has its messages, which the mirror gets or, after a loss
-//! (`ENOBUFS`), does not. A dump of all tables ends the loss, while the tables go on changing. Whenever nothing is lost,
-//! the changes that the mirror has reported amount to what follows from the tables.
+//! The bytes choose changes of the kernel's tables. Each change has its messages, which the mirror gets, or does not
+//! after a loss (`ENOBUFS`). A dump of all tables ends the loss, while the tables go on changing. Whenever nothing is
+//! lost, the changes that the mirror has reported amount to what follows from the tables.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
 //! Configurations of a gateway that a sequence of bytes chooses.
 //!
-//! Each segment of the configurations has a *slot*: its kind of tunnel, its identifier, and the ports and remotes that it
-//! may have. A configuration says which slots are in use, and how.
+//! Each segment of the configurations has a *slot*: its kind of tunnel, its identifier, and the ports and remotes that
+//! it may have. A configuration says which slots are in use, and how.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,7 +1,7 @@
 //! A gateway beside a reference model: sequences of frames, changes of the configuration, and time.
 //!
 //! A sequence of bytes chooses the steps, so all sequences are valid. After each step the gateway has sent and dropped
-//! the frames that the model says, its forwarding database is that of the model, and no packet is lost. A test runs
+//! the frames that the model says. Its forwarding database is that of the model, and no packet is lost. A test runs
 //! random sequences, and the fuzz target `gateway_state`, which includes this file by its path, searches for others.
 
 mod config;
@@ -120,8 +120,8 @@ impl Lab {
         self.advance(STEP);
         self.model.resolved = self.resolved();
         let kind = input.byte();
-        // Frames may come before the control thread notices the time. Packets to a router do not: if they need the control
-        // thread, they are sent after it.
+        // Frames may come before the control thread notices the time. Packets to a router do not: those that need the
+        // control thread are sent after it.
         if kind < 128 || (16..21).contains(&(kind % 32)) {
             self.turn();
         }
@@ -451,8 +451,8 @@ fn has_numbers(kind: Kind) -> bool {
     matches!(kind, Kind::Vxlan | Kind::Geneve | Kind::VxlanGpe)
 }
 
-/// Returns a frame between hosts, and how often it is sent. Short frames are alone in their batch: the sources of others
-/// are reported before theirs, which matters if only one can be learned.
+/// Returns a frame between hosts, and how often it is sent. Short frames are alone in their batch: the sources of
+/// others are reported before theirs, which matters if only one can be learned.
 fn inner_frame(input: &mut Input<'_>, network: Option<u8>, is_alone: bool) -> (Vec<u8>, usize) {
     let (ends, how) = (input.byte(), input.byte());
     let src = if how >= 250 { MacAddr([3, 0, 0, 0, 0, 9]) } else { host(ends) };

@@ -335,7 +335,7 @@ impl Model {
                 let network = SLOTS[out].network.filter(|it| neighbour(*it).1 == mac && !self.resolved.contains(it));
                 return match network {
                     Some(network) => self.waiting.push((network, out, frame)),
-                    None => self.from_router(out, &frame),
+                    None => self.forward(out, &frame),
                 };
             }
             Some(Route::Tunnel(out)) => {
@@ -348,12 +348,12 @@ impl Model {
             // The source of the error depends on the order of the segments if its own has no address.
             self.is_unknown |= SLOTS[slot].kind.carries_ip();
             if !self.is_unknown {
-                self.from_router(slot, &wire::icmp(wire::source(frame), US, kind, code));
+                self.forward(slot, &wire::icmp(wire::source(frame), US, kind, code));
             }
         }
     }
 
-    fn from_router(&mut self, slot: usize, frame: &[u8]) {
+    fn forward(&mut self, slot: usize, frame: &[u8]) {
         match self.lookup(slot, wire::destination(frame)) {
             None => self.flood(slot, From::Router, frame),
             Some(Place::Port(to)) => self.deliver(to, frame),
@@ -408,7 +408,7 @@ impl Model {
         }
         let resolved = &self.resolved;
         let sent: Vec<_> = self.waiting.extract_if(.., |(network, ..)| resolved.contains(network)).collect();
-        sent.into_iter().for_each(|(_, slot, frame)| self.from_router(slot, &frame));
+        sent.into_iter().for_each(|(_, slot, frame)| self.forward(slot, &frame));
         self.learn_reported();
     }
 

@@ -234,8 +234,8 @@ pub(crate) fn to_gateway(kind: Kind, id: Option<u32>, from: IpAddr, mac: MacAddr
     }
 }
 
-/// Reads a tunnel packet of the gateway. `nvgre` is the meaning of GRE with Ethernet frames and a key. `None`: the frame
-/// is none.
+/// Reads a tunnel packet of the gateway. With `nvgre`, GRE with Ethernet frames and a key is NVGRE. `None`: the frame
+/// is no tunnel packet.
 pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
     assert_eq!(source(frame), US, "{frame:x?}");
     let (to, protocol, content, pseudo): (IpAddr, u8, &[u8], Vec<u8>) = match ethertype(frame) {
