@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use wirepath::control_socket::{ControlSettings, ControlSocket, MayChange};
-use wirepath::packet::{Pool, PortId};
+use wirepath::packet::{Batch, Pool, PortId};
 use wirepath::pipeline::epoch::Domain;
 use wirepath::pipeline::registry::Management;
 use wirepath::pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
@@ -62,5 +62,7 @@ impl Program {
     pub fn serve(&mut self) {
         let Self { stepped, control, socket, .. } = self;
         stepped.with_plane(|plane| socket.serve(control, plane));
+        // The worker notices captures that have ended.
+        stepped.process(None, &mut Batch::new());
     }
 }
