@@ -74,19 +74,16 @@ impl Batch {
         self.len = start + n;
     }
 
-    /// Address of the free entries behind the last packet, [`Self::space`] in number.
-    #[inline(always)]
-    pub(super) fn spare_slots(&mut self) -> *mut MaybeUninit<Packet> {
-        self.slots[self.len..].as_mut_ptr()
-    }
-
-    /// Adds the `n` packets that were written to [`Self::spare_slots`].
+    /// The number of packets, and the address of the free entries behind them, [`Self::space`] in number.
+    ///
+    /// They are given out together: a later use of the whole batch would invalidate the address.
     ///
     /// # Safety
-    /// `n` is at most [`Self::space`], and that many packets were written.
+    /// The caller raises the number only by that of the packets that it has written to the first free entries.
     #[inline(always)]
-    pub(super) unsafe fn extend_len(&mut self, n: usize) {
-        self.len += n;
+    pub(super) unsafe fn len_and_spare_slots(&mut self) -> (&mut usize, *mut MaybeUninit<Packet>) {
+        let spare = self.slots[self.len..].as_mut_ptr();
+        (&mut self.len, spare)
     }
 
     /// Removes the last packet and returns it.

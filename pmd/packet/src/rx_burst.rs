@@ -332,7 +332,8 @@ impl Pool {
 /// Received packets on their way from a ring into a batch.
 pub struct RxBurst<'a> {
     handle: PoolCacheHandle<'a>,
-    batch: &'a mut Batch,
+    /// Number of packets in the batch. It grows when the burst ends.
+    batch_len: &'a mut usize,
     /// Entry of the batch for the first packet of the burst.
     out: *mut MaybeUninit<Packet>,
     /// Free buffers in the thread's cache when the burst began.
@@ -356,9 +357,7 @@ impl Drop for RxBurst<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.handle.cache.set_len(self.len - self.done);
-        // SAFETY: `done` packets were written to the entries behind the last packet of the batch, which has
-        // room for them.
-        unsafe { self.batch.extend_len(self.done) };
+        *self.batch_len += self.done;
     }
 }
 
@@ -559,9 +558,11 @@ impl<'a> PoolCacheHandle<'a> {
     pub fn burst(self, batch: &'a mut Batch, lengths: LengthRange) -> RxBurst<'a> {
         let room = batch.space();
         let limit = self.free_buffers(room);
-        let (len, out) = (self.cache.len(), batch.spare_slots());
+        let len = self.cache.len();
+        // SAFETY: the number grows by `done`, that of the packets written from `out` on, when the burst is dropped.
+        let (batch_len, out) = unsafe { batch.len_and_spare_slots() };
         let excess_lens = U64x8::splat(0);
-        RxBurst { handle: self, batch, out, len, room, limit, done: 0, lengths, excess_len: 0, excess_lens }
+        RxBurst { handle: self, batch_len, out, len, room, limit, done: 0, lengths, excess_len: 0, excess_lens }
     }
 
     /// Number of free buffers in the cache, at most `wanted`. Refills the cache if it has fewer.
