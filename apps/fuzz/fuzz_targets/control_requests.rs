@@ -1,5 +1,5 @@
-//! Fuzzes the control socket with the bytes of its clients. A turn of the server takes no request for more than it is:
-//! each line gets one answer, in the order of the lines, and other clients are served as before.
+//! Fuzzes the control socket with the bytes of its clients. Each line gets one answer, in the order of the
+//! lines, and other clients are served as before.
 //!
 //! The bytes choose requests of all kinds, with keys and values that the program knows or not. They also choose changes
 //! of the requests, and how they are split over several writes. The server, its parser and its dispatcher are those of
@@ -20,7 +20,7 @@ mod gateway_program;
 
 use gateway_program::Program;
 
-/// Requests with one answer. The last three stay open and are tried alone.
+/// Requests with one answer, and those that stay open, which are the last three.
 const REQUESTS: [&str; 17] = [
     "status",
     "tables",

@@ -61,6 +61,9 @@ impl Lab {
                 // The server has answered and closed the connection.
                 break;
             }
+            // The server reads the parts one by one, if its thread gets a turn now.
+            self.program.serve();
+            std::thread::yield_now();
         }
         let _ = client.shutdown(Shutdown::Write);
         client.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");

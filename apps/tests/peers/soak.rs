@@ -191,7 +191,8 @@ impl Ring {
     #[track_caller]
     fn wait_until_known(&self) {
         let mut last = (Vec::new(), 0);
-        let is_known = eventually(WAIT_LIMIT, || {
+        // Each trial takes some seconds, and the first ones may be flooded.
+        let is_known = eventually(WAIT_LIMIT * 3, || {
             let trial = self.trial(100, Duration::from_millis(300));
             last = (trial.flows, trial.duplicates);
             last.0.iter().all(|flow| flow.sent == flow.delivered) && trial.duplicates == 0
@@ -204,7 +205,8 @@ impl Ring {
         let (time, most) = (plan.choose(SEARCH), plan.choose(MOST));
         let passes = |rate: u64| {
             let trial = self.trial(rate, time);
-            trial.lost() == 0 && trial.skipped == 0.0
+            // The low rate of the short form leaves room for a generator that is late.
+            trial.lost() == 0 && (plan.length.is_none() || trial.skipped == 0.0)
         };
         let mut rate = FIRST_RATE;
         while !passes(rate) {
@@ -369,6 +371,13 @@ impl Processors {
     }
 }
 
+/// Returns the packets that the kernel dropped because the backlog of a processor was full. All namespaces share these
+/// backlogs.
+fn backlog_drops() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat").expect("the backlogs of the processors");
+    text.lines().filter_map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()).sum()
+}
+
 /// A window of a run.
 struct Window {
     at: Duration,
@@ -451,7 +460,6 @@ impl<'a> Soak<'a> {
     }
 
     fn measure(&mut self) {
-        let now = self.begin.elapsed();
         for gateway in &mut self.gateways {
             let mut usage = Usage::of(gateway.id);
             // Clients and threads of a disturbance need a moment to end.
@@ -461,7 +469,7 @@ impl<'a> Soak<'a> {
                     usage.descriptors <= first.descriptors && usage.threads <= first.threads
                 });
             }
-            gateway.usage.push((now, usage));
+            gateway.usage.push((self.begin.elapsed(), usage));
         }
     }
 
@@ -471,8 +479,12 @@ impl<'a> Soak<'a> {
 
     /// Runs a disturbance beside a trial. `is_hit` names the flows that it hits. What the others lose is a failure.
     fn window(&mut self, what: &str, is_hit: impl Fn(usize) -> bool, disturb: impl FnOnce(&mut fastrand::Rng)) {
-        if let Some(failure) = self.try_window(what, is_hit, disturb) {
-            print_uncaptured(&format!("{}: {failure}", self.name));
+        let before = backlog_drops();
+        let Some(failure) = self.try_window(what, is_hit, disturb) else { return };
+        let by_backlog = backlog_drops() - before;
+        print_uncaptured(&format!("{}: {failure}; {by_backlog} dropped by the kernel's backlog", self.name));
+        // Other tests beside the short form flood the same processors.
+        if by_backlog == 0 || self.plan.length.is_some() {
             self.failures.push(failure);
         }
     }
@@ -558,6 +570,7 @@ impl<'a> Soak<'a> {
 
     /// Checks memory, descriptors and delays, and fails if a window had failures.
     fn end(mut self) {
+        self.measure();
         let length = self.begin.elapsed();
         for gateway in &self.gateways {
             let mut now = 0;

@@ -392,6 +392,8 @@ impl View<'_> {
         let Some(segment) = self.layout.segments.get(usize::from(attachment.segment)) else {
             return context.drop(packet, DropReason::NoSegment);
         };
+        // The first segment of a longer packet may be short too.
+        let is_short = packet.data().len() < QUICK;
         packet.pull_up(packet.len().min(128));
         let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else {
             return context.drop(packet, DropReason::TooShort);
@@ -420,7 +422,7 @@ impl View<'_> {
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
-        if packet.data().len() < QUICK || is_tagged || self.layout.inspects {
+        if is_short || is_tagged || self.layout.inspects {
             // The fast path did not learn the source of this frame.
             self.learn_source(context, src, Destination::Attachment(from), fdb.find_present(src), context.seconds());
         }

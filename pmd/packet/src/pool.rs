@@ -702,6 +702,8 @@ impl PoolState {
             for (slot, index) in cache.slots[len..].iter().zip(rest.iter().chain([&head])) {
                 slot.set(self.buffer(*index));
             }
+            // SAFETY: this thread owns the buffers of the magazine, and the list is read.
+            unsafe { red_zones::list(self.buffer(head), false) };
             // The count is lowered first, so that `available` never counts a buffer in two places. A count
             // that is too low for a moment does no harm: this thread holds a handle, so the pool cannot be
             // freed.
@@ -746,6 +748,7 @@ impl PoolState {
         // SAFETY: the buffers are free and owned by this thread; the list fits behind the count, since a
         // magazine has at most `MAGAZINE_SIZE` buffers.
         unsafe {
+            red_zones::list(head, true);
             let (_, list) = magazine_of(head);
             count_of(head).write(buffers.len() as u32);
             for (i, &buffer) in rest.iter().enumerate() {

@@ -337,7 +337,6 @@ impl Mirror {
             }
             unuse(&mut self.users, to, (device, mac));
         } else {
-            let is_full = self.tunnel_entries >= MAX_ENTRIES;
             let all = self.tunnels.entry(device).or_default().entry(mac).or_default();
             if !is_flood {
                 // A unicast address has one destination. The kernel does not report the removal of the former one.
@@ -348,7 +347,7 @@ impl Mirror {
             }
             match all.iter_mut().find(|known| known.value == to) {
                 Some(known) => known.dump = dump,
-                None if is_full => {
+                None if self.tunnel_entries >= MAX_ENTRIES => {
                     self.stats.refused += 1;
                     if all.is_empty() {
                         // Refused addresses take no memory.

@@ -38,7 +38,7 @@ const REMOTES: usize = 4;
 const SPARE: &str = "10.1.0.50";
 const SPARE_REMOTE: &str = "10.1.0.150";
 /// Limits of the segment, in frames per second, and of the port that disturbs, in addresses.
-const STORM_LIMIT: u64 = 200;
+const STORM_LIMIT: u64 = 20;
 const MAC_LIMIT: u64 = 1000;
 /// Frames of a flood, and those of one millisecond.
 const FLOOD: usize = 3000;
