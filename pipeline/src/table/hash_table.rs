@@ -119,15 +119,9 @@ impl HashTable {
         unsafe { self.entries.get_unchecked(index & self.mask) }
     }
 
-    /// Returns the entry of a key, removed or not.
+    /// Returns the entry of a key. Removed entries are `None`.
     #[inline(always)]
     pub fn find(&self, key: Key) -> Option<&Entry> {
-        self.find_hashed(key, key.hash())
-    }
-
-    /// Returns the entry of a key that was not removed.
-    #[inline(always)]
-    pub fn find_present(&self, key: Key) -> Option<&Entry> {
         self.find_prepared(key, key.hash())
     }
 

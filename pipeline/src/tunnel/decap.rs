@@ -772,7 +772,7 @@ impl View<'_> {
             self.report_origin(context, remotes, remote.map(Destination::Remote), segment);
         }
         if remote.is_some() {
-            self.learn_source(context, src, from, fdb.find_present(src), context.seconds());
+            self.learn_source(context, src, from, fdb.find(src), context.seconds());
             if self.is_watched(ethertype, packet.data()) {
                 match self.watch_neighbours(state, context, packet, segment, from) {
                     Some(unanswered) => packet = unanswered,

@@ -424,7 +424,7 @@ impl View<'_> {
         let fdb = self.fdb.table(guard);
         if is_short || is_tagged || self.layout.inspects {
             // The fast path did not learn the source of this frame.
-            self.learn_source(context, src, Destination::Attachment(from), fdb.find_present(src), context.seconds());
+            self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }
         if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
