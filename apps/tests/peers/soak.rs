@@ -14,11 +14,9 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::Deserializer;
-use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 use serde_json::Value;
 use tempfile::TempDir;
-use wirepath_testlab::{Background, Namespace, eventually, print_uncaptured};
+use wirepath_testlab::{Background, Namespace, eventually, print_uncaptured, read_histogram_log};
 
 pub(crate) use self::fabric::leaves_restart_and_hosts_move;
 pub(crate) use self::gateway::all_ports_at_once;
@@ -174,13 +172,15 @@ impl Ring {
         };
         let flows: Vec<Flow> = ports.iter().enumerate().map(flow).collect();
         assert_eq!(flows.iter().map(|flow| flow.sent).sum::<u64>(), number(result, "sent"), "{result}");
+        let log = read_histogram_log(&std::fs::read(self.hlog()).expect("the histograms"));
+        let (_, latency) = log.into_iter().find(|(tag, _)| tag == "latency").expect("the delays");
         let trial = Trial {
             seconds: result["seconds"].as_f64().expect("a time"),
             flows,
             duplicates: number(result, "duplicates"),
             corrupt: number(result, "corrupt") + number(result, "unknown_stream"),
             skipped: result["skipped_seconds"].as_f64().expect("a time"),
-            latency: latency(&std::fs::read(self.hlog()).expect("the histograms")),
+            latency,
             drops,
         };
         assert!(trial.lost() >= number(result, "lost"), "{result}");
@@ -229,37 +229,6 @@ impl Ring {
     fn name(&self, flow: usize) -> String {
         format!("{} to {}", self.ports[flow], self.ports[(flow + 1) % self.ports.len()])
     }
-}
-
-/// Reads the delays of a histogram log.
-fn latency(log: &[u8]) -> Histogram<u64> {
-    let mut all = Histogram::new(3).expect("a histogram");
-    for entry in IntervalLogIterator::new(log) {
-        let Ok(LogEntry::Interval(interval)) = entry else { continue };
-        if interval.tag().is_some_and(|tag| tag.as_str() == "latency") {
-            let bytes = base64(interval.encoded_histogram());
-            let part: Histogram<u64> = Deserializer::new().deserialize(&mut &bytes[..]).expect("a histogram");
-            all.add(part).expect("room");
-        }
-    }
-    all
-}
-
-/// Decodes base64 (RFC 4648 section 4).
-fn base64(text: &str) -> Vec<u8> {
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => u32::from(byte - b'A'),
-        b'a'..=b'z' => u32::from(byte - b'a') + 26,
-        b'0'..=b'9' => u32::from(byte - b'0') + 52,
-        b'+' => 62,
-        _ => 63,
-    };
-    let mut bytes = Vec::new();
-    for group in text.trim_end_matches('=').as_bytes().chunks(4) {
-        let bits = group.iter().fold(0, |bits, byte| bits << 6 | digit(*byte)) << (6 * (4 - group.len()));
-        bytes.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
-    }
-    bytes
 }
 
 /// A gateway whose resources and counters are watched.

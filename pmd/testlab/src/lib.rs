@@ -7,6 +7,7 @@
 //! * [`FramePort`]: raw frames of an interface. [`VlanTagger`]: a host in a VLAN, without the 8021q module.
 //! * [`LinuxGuest`]: a host with Debian's kernel under QEMU.
 //! * [`SetOnDrop`]: ends a thread of a test.
+//! * [`read_histogram_log`]: the histograms that a program has written.
 //! * [`oracle`]: tshark and scapy as independent implementations.
 //! * [`CountingAllocator`]: shows that a burst path does not allocate, and how much memory a structure takes.
 //!
@@ -15,6 +16,7 @@
 mod alloc;
 mod frames;
 mod guest;
+mod histograms;
 mod lab;
 pub mod oracle;
 mod permit;
@@ -25,6 +27,7 @@ mod vlan;
 pub use alloc::{CountingAllocator, allocations, retained_bytes};
 pub use frames::{Frame, FramePort};
 pub use guest::{GuestJob, LinuxGuest};
+pub use histograms::read_histogram_log;
 pub use lab::{Lab, Namespace, Veth};
 pub use process::{Background, Outcome, copy_program, run, spawn};
 pub use requirements::{Requirement, print_uncaptured, python, skip_or_fail};

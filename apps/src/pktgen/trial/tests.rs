@@ -281,30 +281,9 @@ fn nothing_is_measured_without_a_receiver() {
 
 #[test]
 fn histograms_are_written_as_a_log() {
-    use hdrhistogram::serialization::Deserializer;
-    use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
-
     let result = through(&counted(), 1, |_, frame| vec![frame]);
     let mut log = Vec::new();
     result.write_hlog(&mut log, std::time::SystemTime::now()).unwrap();
-    let mut read = Vec::new();
-    for entry in IntervalLogIterator::new(&log) {
-        if let LogEntry::Interval(interval) = entry.unwrap() {
-            let bytes = decode_base64(interval.encoded_histogram());
-            let histogram: Histogram<u64> = Deserializer::new().deserialize(&mut bytes.as_slice()).unwrap();
-            read.push((interval.tag().unwrap().as_str().to_owned(), histogram));
-        }
-    }
+    let read = wirepath_testlab::read_histogram_log(&log);
     assert_eq!(read, [("latency".to_owned(), result.latency), ("departures".to_owned(), result.departures)]);
-}
-
-fn decode_base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits: Vec<u32> =
-        text.bytes().filter_map(|c| DIGITS.iter().position(|digit| *digit == c)).map(|digit| digit as u32).collect();
-    let bytes = digits.chunks(4).flat_map(|four| {
-        let word = four.iter().fold(0, |word, digit| word << 6 | digit) << (6 * (4 - four.len()));
-        word.to_be_bytes()[1..four.len()].to_vec()
-    });
-    bytes.collect()
 }
