@@ -167,10 +167,7 @@ impl Fabric {
 
     /// Starts the gateway with keys of the underlay and of the segment.
     pub(crate) fn gateway_with(&self, underlay: &str, keys: &str) -> Gateway {
-        self.gateway_of(&format!(
-            "{underlay}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\n\
-             ports = [{{ port = \"lan0\" }}]\n{keys}\n"
-        ))
+        self.gateway_of(&(underlay.to_owned() + &blue_segment(&["lan0"], keys)))
     }
 
     /// Starts the gateway with keys of the underlay and tables of segments.
@@ -183,6 +180,13 @@ impl Fabric {
         let shown = namespace.run(&["bridge", "fdb", "show", "dev", device]).stdout;
         shown.lines().filter(|line| line.starts_with(mac)).map(str::to_owned).collect()
     }
+}
+
+/// Returns the table of a segment that the kernel drives, with these ports and further keys.
+pub(crate) fn blue_segment(ports: &[&str], keys: &str) -> String {
+    let ports: Vec<String> = ports.iter().map(|port| format!("{{ port = \"{port}\" }}")).collect();
+    let ports = ports.join(", ");
+    format!("[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\nports = [{ports}]\n{keys}\n")
 }
 
 /// The gateway and its operator.

@@ -11,7 +11,7 @@ use std::cell::Cell;
 
 use wirepath_testlab::{FramePort, Namespace, Veth, eventually};
 
-use crate::evpn::{Fabric, Frr, Gateway, is_missing, wait_for_entry};
+use crate::evpn::{Fabric, Frr, Gateway, blue_segment, is_missing, wait_for_entry};
 use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, ethernet, host_address, pings, remote_address};
 
@@ -25,18 +25,27 @@ pub(crate) fn neighbour_lines(peer: &str) -> [String; 2] {
     [base, format!("  neighbor {peer} activate\n")]
 }
 
-/// Starts the second gateway, with the kernel's address on its port.
-fn second_gateway(fabric: &Fabric, namespace: &Namespace) -> Gateway {
+/// Connects the second gateway and its host. Returns their namespaces.
+pub(crate) fn plug_second(fabric: &Fabric) -> [Namespace; 2] {
+    let (world, variant) = (&fabric.world, fabric.world.variant);
+    let second = world.lab.namespace("gw2");
+    Veth::new((&second, "wan"), (&world.net, "gw2")).mtu(1500).plug();
+    world.net.ip("link set gw2 master br0");
+    second.ip(&format!("addr add {}/{} dev wan", variant.address(SECOND), variant.prefix()));
+    let host = world.lab.namespace("host1");
+    Veth::new((&second, "lan0"), (&host, "eth0")).mtu(world.inner_mtu()).plug();
+    host.ip(&format!("addr add {}/24 dev eth0", host_address(1)));
+    [second, host]
+}
+
+/// Starts the second gateway, with the kernel's address on its port, keys of the underlay and further tables.
+pub(crate) fn start_second(fabric: &Fabric, namespace: &Namespace, text: &str) -> Gateway {
     let variant = fabric.world.variant;
     let mtu = fabric.world.inner_mtu();
     let ports = variant.port(0, "wan", "mtu = 1500\n") + &variant.port(1, "lan0", &format!("mtu = {mtu}\n"));
     let (address, prefix) = (variant.address(SECOND), variant.prefix());
-    let config = format!(
-        "{ports}[underlay]\nport = \"wan\"\n\
-         addresses = [\"{address}/{prefix}\"]\n{SHARED}[[segment]]\nname = \"blue\"\nvni = {VNI}\n\
-         control = \"kernel\"\nneighbour_suppression = true\nports = [{{ port = \"lan0\" }}]\n"
-    );
-    Gateway::start(namespace, &config)
+    let underlay = format!("[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n");
+    Gateway::start(namespace, &(ports + &underlay + text))
 }
 
 /// Counts the frames with a mark that wait at a port.
@@ -53,13 +62,7 @@ pub(crate) fn two_gateways_and_a_kernel_leaf(variant: Variant) {
     }
     let fabric = Fabric::shared(variant);
     let (world, leaf, far) = (&fabric.world, fabric.leaf(), &fabric.far);
-    let second = world.lab.namespace("gw2");
-    Veth::new((&second, "wan"), (&world.net, "gw2")).mtu(1500).plug();
-    world.net.ip("link set gw2 master br0");
-    second.ip(&format!("addr add {}/{} dev wan", variant.address(SECOND), variant.prefix()));
-    let host1 = world.lab.namespace("host1");
-    Veth::new((&second, "lan0"), (&host1, "eth0")).mtu(world.inner_mtu()).plug();
-    host1.ip(&format!("addr add {}/24 dev eth0", host_address(1)));
+    let [second, host1] = plug_second(&fabric);
     let host0 = fabric.host();
 
     let vteps @ [first_vtep, second_vtep, leaf_vtep] =
@@ -70,8 +73,8 @@ pub(crate) fn two_gateways_and_a_kernel_leaf(variant: Variant) {
     let clients: String =
         [first_vtep, second_vtep].map(|vtep| format!("  neighbor {vtep} route-reflector-client\n")).concat();
     let _reflector = Frr::routing(leaf, leaf_vtep, first_vtep, "", &base, &(activate + &clients));
-    let first = fabric.gateway_with(SHARED, "neighbour_suppression = true");
-    let gateways = [first, second_gateway(&fabric, &second)];
+    let text = SHARED.to_owned() + &blue_segment(&["lan0"], "neighbour_suppression = true");
+    let gateways = [fabric.gateway_of(&text), start_second(&fabric, &second, &text)];
 
     // Type-3 routes make the flood lists of all.
     for (gateway, own) in gateways.iter().zip(vteps) {

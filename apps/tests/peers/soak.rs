@@ -49,6 +49,8 @@ const PERCENTILES: [(f64, Duration); 2] = [(50.0, Duration::from_millis(10)), (9
 /// delays are those of the scheduler: the highest thousandth was 120 ms in one minute and 550 ms in another one, while
 /// no packet was lost. Then the delays are printed and not asserted.
 const OTHERS: f64 = 0.1;
+/// Frames that a disturbance sends in one millisecond.
+const PER_MILLISECOND: usize = 3;
 /// Longest time that the generator runs if nothing ends it.
 const LIMIT: &str = "86400";
 
@@ -228,6 +230,17 @@ impl Ring {
 
     fn name(&self, flow: usize) -> String {
         format!("{} to {}", self.ports[flow], self.ports[(flow + 1) % self.ports.len()])
+    }
+}
+
+/// Sends frames at an even pace. A thread that was not scheduled does not catch up.
+fn send_paced(from: &Namespace, frames: impl Iterator<Item = Vec<u8>>) {
+    let port = from.frames("eth0");
+    for (n, frame) in frames.enumerate() {
+        port.send(&frame).expect("sent");
+        if n % PER_MILLISECOND == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

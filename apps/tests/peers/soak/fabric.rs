@@ -17,20 +17,19 @@ use std::time::Duration;
 
 use wirepath_testlab::{Namespace, Veth};
 
-use super::{Ring, Soak, Watched};
-use crate::evpn::{Fabric, Frr, Gateway, is_missing, wait_for_entry};
-use crate::evpn_leaves::{SECOND, neighbour_lines};
+use super::{Ring, Soak, Watched, send_paced};
+use crate::evpn::{Fabric, Frr, Gateway, blue_segment, is_missing, wait_for_entry};
+use crate::evpn_leaves::{SECOND, neighbour_lines, plug_second, start_second};
 use crate::underlay::SHARED;
-use crate::world::{VNI, Variant, colons, ethernet, host_address};
+use crate::world::{VNI, Variant, colons, ethernet};
 
 /// Ports of the tester in the order of the ring, and their leaves.
 const RING: [&str; 6] = ["a0", "b0", "c0", "a1", "c1", "b1"];
 const LEAF_OF: [usize; 6] = [0, 1, 2, 0, 2, 1];
 /// Address of the host that moves.
 const ROAMING: [u8; 6] = [2, 0x72, 0, 0, 0, 1];
-/// Addresses that flap, and the frames of one millisecond.
+/// Addresses that flap.
 const FLAPPING: u16 = 1000;
-const PER_MILLISECOND: u16 = 3;
 
 /// Line of bgpd for its EVPN address family. Without it, FRR holds an address at its place after five moves in 180 s.
 /// A run of minutes moves the same addresses more often.
@@ -52,24 +51,12 @@ struct Site<'a> {
     ring: [[u8; 6]; 6],
 }
 
-/// Returns the tables behind the underlay's address: ports to the tester, and a segment with them.
+/// Returns the configuration behind the underlay's address: ports to the tester, and a segment with them.
 fn tables(mtu: u32, ring: [&str; 2]) -> String {
     let port =
         |name| format!("[[port]]\nname = \"{name}\"\ndriver = \"af_packet\"\ndevice = \"{name}\"\nmtu = {mtu}\n");
-    let ports = ring.map(port).concat();
     let [first, second] = ring;
-    format!(
-        "{SHARED}{ports}[[segment]]\nname = \"blue\"\nvni = {VNI}\ncontrol = \"kernel\"\n\
-         ports = [{{ port = \"lan0\" }}, {{ port = \"{first}\" }}, {{ port = \"{second}\" }}]\n"
-    )
-}
-
-/// Returns the configuration of the second gateway.
-fn second_config(fabric: &Fabric) -> String {
-    let (variant, mtu) = (fabric.world.variant, fabric.world.inner_mtu());
-    let ports = variant.port(0, "wan", "mtu = 1500\n") + &variant.port(1, "lan0", &format!("mtu = {mtu}\n"));
-    let (address, prefix) = (variant.address(SECOND), variant.prefix());
-    format!("{ports}[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n{}", tables(mtu, ["b0", "b1"]))
+    format!("{SHARED}{}{}", ring.map(port).concat(), blue_segment(&["lan0", first, second], ""))
 }
 
 impl Site<'_> {
@@ -137,13 +124,8 @@ impl Site<'_> {
     /// Many addresses move from leaf to leaf at once. The frames have a known destination.
     fn addresses_flap(&self) {
         for leaf in [0, 1, 2, 1, 0] {
-            let port = self.hosts[leaf].frames("eth0");
-            for n in 0..FLAPPING {
-                port.send(&ethernet(self.ring[2], flapping(n), "flapping")).expect("sent");
-                if n % PER_MILLISECOND == 0 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
+            let frame = |n| ethernet(self.ring[2], flapping(n), "flapping");
+            send_paced(self.hosts[leaf], (0..FLAPPING).map(frame));
         }
         for n in [0, FLAPPING / 2, FLAPPING - 1] {
             let port = self.hosts[0].frames("eth0");
@@ -170,13 +152,7 @@ pub(crate) fn leaves_restart_and_hosts_move(variant: Variant) {
     }
     let fabric = Fabric::shared(variant);
     let (world, leaf, far) = (&fabric.world, fabric.leaf(), &fabric.far);
-    let second = world.lab.namespace("gw2");
-    Veth::new((&second, "wan"), (&world.net, "gw2")).mtu(1500).plug();
-    world.net.ip("link set gw2 master br0");
-    second.ip(&format!("addr add {}/{} dev wan", variant.address(SECOND), variant.prefix()));
-    let host1 = world.lab.namespace("host1");
-    Veth::new((&second, "lan0"), (&host1, "eth0")).mtu(world.inner_mtu()).plug();
-    host1.ip(&format!("addr add {}/24 dev eth0", host_address(1)));
+    let [second, host1] = plug_second(&fabric);
     let tester = world.lab.namespace("tester");
     let namespaces = [&world.gateway, &second, leaf];
     for (port, at) in RING.into_iter().zip(LEAF_OF) {
@@ -193,8 +169,8 @@ pub(crate) fn leaves_restart_and_hosts_move(variant: Variant) {
         let [base, activate] = neighbour_lines(second);
         Frr::routing(namespaces[own], &vteps[own], first, "", &base, &(activate + EVPN))
     });
-    let first_gateway = fabric.gateway_of(&tables(world.inner_mtu(), ["a0", "a1"]));
-    let mut gateways = [first_gateway, Gateway::start(&second, &second_config(&fabric))];
+    let [first_tables, second_tables] = [["a0", "a1"], ["b0", "b1"]].map(|ring| tables(world.inner_mtu(), ring));
+    let mut gateways = [fabric.gateway_of(&first_tables), start_second(&fabric, &second, &second_tables)];
     let ids = gateways.each_mut().map(|gateway| gateway.program.id());
     let ring = Ring::new(tester, &RING);
     let site = Site {

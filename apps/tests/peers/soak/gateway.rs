@@ -14,16 +14,18 @@
 //! The tester has both ends of all tunnels but those of the host `spare` and of the last remote, which disturb.
 
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wirepath::control_socket::Client;
+use wirepath_pipeline::tunnel::underlay::Addresses;
 use wirepath_testlab::{Namespace, Veth, eventually, oracle, run};
+use wirepath_wire::MacAddr;
 
-use super::{Ring, Soak, Watched};
+use super::{Ring, Soak, Watched, send_paced};
 use crate::faults::{CONTROL, WIREPATH};
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, ethernet, pings};
@@ -40,9 +42,8 @@ const SPARE_REMOTE: &str = "10.1.0.150";
 /// Limits of the segment, in frames per second, and of the port that disturbs, in addresses.
 const STORM_LIMIT: u64 = 20;
 const MAC_LIMIT: u64 = 1000;
-/// Frames of a flood, and those of one millisecond.
+/// Frames of a flood.
 const FLOOD: usize = 3000;
-const PER_MILLISECOND: usize = 3;
 /// Link changes and reloads in a window, and clients of the control socket.
 const CHANGES: u64 = 3;
 const CLIENTS: usize = 150;
@@ -157,17 +158,6 @@ fn blue(program: &Program, column: &str) -> u64 {
     number(program, "segments", ("segment", "blue"), column)
 }
 
-/// Sends frames at an even pace. A thread that was not scheduled does not catch up.
-fn flood(from: &Namespace, mut frame: impl FnMut(usize) -> Vec<u8>) {
-    let port = from.frames("eth0");
-    for n in 0..FLOOD {
-        port.send(&frame(n)).expect("sent");
-        if n % PER_MILLISECOND == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
 /// Returns an Ethernet address that nothing has.
 fn invented(random: &mut fastrand::Rng) -> [u8; 6] {
     let [a, b, c, d] = random.u32(..).to_be_bytes();
@@ -207,7 +197,7 @@ fn reloads(site: &Site, program: &Program, random: &mut fastrand::Rng) {
 fn addresses(site: &Site, program: &Program, random: &mut fastrand::Rng) {
     let refused = blue(program, "refused");
     let known = site.world.remotes[REMOTES].mac("vx0");
-    flood(&site.spare, |_| ethernet(known, invented(random), "an invented source"));
+    send_paced(&site.spare, (0..FLOOD).map(|_| ethernet(known, invented(random), "an invented source")));
     let is_refused = eventually(WAIT_LIMIT, || blue(program, "refused") > refused);
     assert!(is_refused, "{:?}", program.rows("segments"));
 }
@@ -216,20 +206,15 @@ fn addresses(site: &Site, program: &Program, random: &mut fastrand::Rng) {
 fn storm(site: &Site, program: &Program, random: &mut fastrand::Rng) {
     let counts = || ["storm_broadcast", "storm_unknown"].map(|column| blue(program, column));
     let (before, own) = (counts(), site.spare.mac("eth0"));
-    flood(&site.spare, |n| {
-        if n % 2 == 0 { arp_request(own, random.u32(..)) } else { ethernet(invented(random), own, "to nothing") }
-    });
+    let prefix = format!("{SPARE}/24").parse().expect("a prefix");
+    let host = Addresses { mac: MacAddr(own), addresses: vec![prefix], gateways: Vec::new() };
+    let frame = |n| match n % 2 {
+        0 => host.solicitation(Ipv4Addr::from_bits(random.u32(..)).into(), None).expect("a request"),
+        _ => ethernet(invented(random), own, "to nothing"),
+    };
+    send_paced(&site.spare, (0..FLOOD).map(frame));
     let are_limited = eventually(WAIT_LIMIT, || counts().iter().zip(before).all(|(now, before)| *now > before));
     assert!(are_limited, "{:?}", program.rows("segments"));
-}
-
-/// Returns an ARP request for an address (RFC 826).
-fn arp_request(source: [u8; 6], target: u32) -> Vec<u8> {
-    let mut frame = [&[0xff; 6], &source[..], &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &source, &[10, 1, 0, 50]].concat();
-    frame.extend([0; 6]);
-    frame.extend(target.to_be_bytes());
-    frame.resize(60, 0);
-    frame
 }
 
 /// The last remote loses its cable with its tunnel, and comes back with the same addresses, as a machine that starts
