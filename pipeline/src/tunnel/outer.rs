@@ -177,25 +177,22 @@ impl Underlay {
     /// `None` if it is no packet of a kind that the gateway uses.
     pub(super) fn find_tunnel(&self, frame: &[u8], outer: &HeaderOffsets, dst: IpAddr) -> Option<Found<'_>> {
         let l4 = outer.l4();
-        let (kinds, services) = (&*self.kinds, &self.services);
-        if let Some(sid) = self.find_sid(dst) {
-            let protocol = IpProtocol(outer.ipv6_header(frame)?[6]);
-            let start = outer.l3() + ipv6::HEADER_LEN;
-            return Some(Found { kinds, services, sid: Some(sid), protocol, udp_port: None, start, end: outer.end() });
-        }
-        let found = if outer.l4_type() == L4Type::Udp {
-            let udp: &[u8; 8] = frame.get(l4..)?.first_chunk()?;
-            let end = l4 + usize::from(u16::from_be_bytes([udp[4], udp[5]]));
-            let udp_port = Some(u16::from_be_bytes([udp[2], udp[3]]));
-            Found { kinds, services, sid: None, protocol: IpProtocol::UDP, udp_port, start: l4 + udp.len(), end }
-        } else {
-            let protocol = match outer.l4_type() {
-                L4Type::Gre => IpProtocol::GRE,
-                L4Type::Other => outer.protocol(),
-                _ => return None,
-            };
-            Found { kinds, services, sid: None, protocol, udp_port: None, start: l4, end: outer.end() }
+        let sid = self.find_sid(dst);
+        let (protocol, udp_port, start, end) = match outer.l4_type() {
+            _ if sid.is_some() => {
+                let protocol = IpProtocol(outer.ipv6_header(frame)?[6]);
+                (protocol, None, outer.l3() + ipv6::HEADER_LEN, outer.end())
+            }
+            L4Type::Udp => {
+                let udp: &[u8; 8] = frame.get(l4..)?.first_chunk()?;
+                let [port, len] = [[udp[2], udp[3]], [udp[4], udp[5]]].map(u16::from_be_bytes);
+                (IpProtocol::UDP, Some(port), l4 + udp.len(), l4 + usize::from(len))
+            }
+            L4Type::Gre => (IpProtocol::GRE, None, l4, outer.end()),
+            L4Type::Other => (outer.protocol(), None, l4, outer.end()),
+            _ => return None,
         };
+        let found = Found { kinds: &self.kinds, services: &self.services, sid, protocol, udp_port, start, end };
         found.kinds().next().is_some().then_some(found)
     }
 }
