@@ -20,7 +20,7 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAdd
 use super::bfd::MANAGEMENT_MAC;
 use super::config::InnerVlans;
 use super::encap::{SLOW_FLAGS, addresses, be64, cut};
-use super::headers::{ETHERNET_LEN, pop_vlan_tag};
+use super::headers::{ETHERNET_LEN, checksum_of, pop_vlan_tag};
 use super::kinds::Payload;
 use super::mss::find_handshakes;
 use super::outer::{TunnelId, TunnelPacket};
@@ -832,21 +832,8 @@ pub(super) fn check_datagram(packet: &Packet, layers: &HeaderOffsets) -> Result<
 
 /// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
 pub(super) fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
-    if let Some(bytes) = packet.data().get(start..end) {
-        let is_valid = pseudo.and(checksum::sum(bytes)).is_valid();
-        return if is_valid { Ok(()) } else { Err(DropReason::BadL4Checksum.into()) };
-    }
-    let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
-    let mut sum = pseudo;
-    for segment in packet.segments() {
-        let here = segment.get(skip.min(segment.len())..).unwrap_or(&[]);
-        skip = skip.saturating_sub(segment.len());
-        let here = here.get(..left.min(here.len())).unwrap_or(&[]);
-        sum = sum.and_at(at, checksum::sum(here));
-        at += here.len();
-        left -= here.len();
-    }
-    if left == 0 && sum.is_valid() { Ok(()) } else { Err(DropReason::BadL4Checksum.into()) }
+    let is_valid = checksum_of(packet, start, end).is_some_and(|sum| pseudo.and(sum).is_valid());
+    if is_valid { Ok(()) } else { Err(DropReason::BadL4Checksum.into()) }
 }
 
 /// Removes the underlay's VLAN tag. Frames without it are dropped.

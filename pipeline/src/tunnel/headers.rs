@@ -26,13 +26,24 @@ pub(super) fn pop_vlan_tag(packet: &mut Packet) -> Option<u16> {
 
 /// Checksum over all segments of a packet.
 pub(super) fn packet_checksum(packet: &Packet) -> checksum::Sum {
-    if packet.data().len() == packet.len() {
-        return checksum::sum(packet.data());
+    checksum_of(packet, 0, packet.len()).unwrap_or(checksum::Sum::ZERO)
+}
+
+/// Checksum over the bytes from `start` to `end`, which may be in several segments. Returns `None` if the packet ends
+/// before.
+pub(super) fn checksum_of(packet: &Packet, start: usize, end: usize) -> Option<checksum::Sum> {
+    if let Some(bytes) = packet.data().get(start..end) {
+        return Some(checksum::sum(bytes));
     }
-    let mut at = 0;
-    packet.segments().fold(checksum::Sum::ZERO, |sum, bytes| {
-        let sum = sum.and_at(at, checksum::sum(bytes));
-        at += bytes.len();
-        sum
-    })
+    let (mut skip, mut left, mut at) = (start, end.checked_sub(start)?, 0);
+    let mut sum = checksum::Sum::ZERO;
+    for segment in packet.segments() {
+        let here = segment.get(skip.min(segment.len())..).unwrap_or(&[]);
+        skip = skip.saturating_sub(segment.len());
+        let here = here.get(..left.min(here.len())).unwrap_or(&[]);
+        sum = sum.and_at(at, checksum::sum(here));
+        at += here.len();
+        left -= here.len();
+    }
+    (left == 0).then_some(sum)
 }
