@@ -1,7 +1,9 @@
 //! IP addresses of local hosts: FRR advertises what the gateway writes to the kernel's neighbours, so another leaf
 //! answers ARP and ND requests for these hosts.
 
+use wirepath_pipeline::tunnel::underlay::Addresses;
 use wirepath_testlab::{Frame, Namespace, eventually};
+use wirepath_wire::MacAddr;
 
 use crate::evpn::{Fabric, Gateway, is_missing, wait_for_entry};
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings, remote_address};
@@ -44,13 +46,10 @@ fn enable_ipv6(fabric: &Fabric) {
     }
 }
 
-/// Returns an ARP announcement of an address (RFC 5227 section 1.1).
-fn announcement(mac: [u8; 6], address: [u8; 4]) -> Vec<u8> {
-    let ethernet = [&[0xff; 6][..], &mac, &[8, 6]].concat();
-    let arp = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac, &address, &[0; 6], &address].concat();
-    let mut frame = [ethernet, arp].concat();
-    frame.resize(60, 0);
-    frame
+/// Returns an announcement of an address by ARP or ND (RFC 5227 section 1.1, RFC 4861 section 7.2.6).
+fn announcement(mac: [u8; 6], address: &str) -> Vec<u8> {
+    let host = Addresses { mac: MacAddr(mac), addresses: Vec::new(), gateways: Vec::new() };
+    host.announcement(address.parse().expect("an address"))
 }
 
 /// Returns whether a frame is a tunnel packet (VXLAN over IPv4) that solicits the first host by ARP or ND.
@@ -114,15 +113,32 @@ pub(crate) fn other_leaves_answer_for_hosts(variant: Variant) {
     wait_for_neighbour(near, &shadow, &address, Some(&[&near_mac, "PERMANENT"]));
     wait_for_neighbour(leaf, &bridge, &address, Some(&[&near_mac, "extern_learn"]));
 
+    // A bridge without IPv6 loses the entry of a host, and gets it again with IPv6. The host is silent meanwhile.
+    let (silent, silent_mac) = ("fd00:1::77", [2, 0, 0, 0, 0x77, 9]);
+    let announced = || {
+        host.frames("eth0").send(&announcement(silent_mac, silent)).expect("sent");
+        near.ip(&format!("neigh show dev {shadow}")).contains(silent)
+    };
+    assert!(eventually(WAIT_LIMIT, announced), "no entry of {silent}");
+    wait_for_neighbour(leaf, &bridge, silent, Some(&["extern_learn"]));
+    assert_eq!(gateway.rows("evpn_sync")[0]["write_errors"], 0);
+    near.sysctl(&format!("net/ipv6/conf/{shadow}/disable_ipv6"), "1");
+    wait_for_neighbour(near, &shadow, silent, None);
+    gateway.wait("evpn_sync", "refused writes", |rows| rows[0]["write_errors"].as_u64() > Some(0));
+    near.sysctl(&format!("net/ipv6/conf/{shadow}/disable_ipv6"), "0");
+    wait_for_neighbour(near, &shadow, silent, Some(&[&colons(silent_mac), "PERMANENT"]));
+    wait_for_neighbour(leaf, &bridge, silent, Some(&["extern_learn"]));
+    let refused = gateway.rows("evpn_sync")[0]["write_errors"].clone();
+
     // The address moves to another Ethernet address at the same port.
     let other_mac = "02:00:00:00:77:02";
     host.ip(&format!("link set eth0 address {other_mac}"));
-    let send = |mac: &str, address: [u8; 4]| {
+    let send = |mac: &str, address: &str| {
         let mac: Vec<u8> = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).expect("a number")).collect();
         let frame = announcement(mac.try_into().expect("six bytes"), address);
         host.frames("eth0").send(&frame).expect("sent");
     };
-    send(other_mac, [10, 1, 0, 1]);
+    send(other_mac, "10.1.0.1");
     wait_for_neighbour(leaf, &bridge, &address, Some(&[other_mac, "extern_learn"]));
     far.ip("neigh flush all");
     assert!(pings(far, &address, 56, 10));
@@ -139,12 +155,12 @@ pub(crate) fn other_leaves_answer_for_hosts(variant: Variant) {
     is_at(&far_mac, "external", &|| ());
     // The local host claims it back. It repeats the claim, as hosts do: FRR may write the entry of the other leaf once
     // more before it knows of the claim, and remove it then.
-    is_at(other_mac, "learned", &|| send(other_mac, [10, 1, 0, 1]));
+    is_at(other_mac, "learned", &|| send(other_mac, "10.1.0.1"));
     wait_for_neighbour(near, &shadow, &address, Some(&[other_mac, "PERMANENT"]));
     wait_for_neighbour(leaf, &bridge, &address, Some(&[other_mac, "extern_learn"]));
 
     // A host that claims very many addresses gets some of them.
-    (0..=255).for_each(|n| send(other_mac, [10, 1, 7, n]));
+    (0..=255).for_each(|n| send(other_mac, &format!("10.1.7.{n}")));
     gateway.wait("segments", "refused claims", |rows| rows[0]["bindings_refused"].as_u64() > Some(100));
     wait_for_neighbour(leaf, &bridge, "10.1.7.1", Some(&[other_mac, "extern_learn"]));
     let met = eventually(WAIT_LIMIT, || {
@@ -160,7 +176,7 @@ pub(crate) fn other_leaves_answer_for_hosts(variant: Variant) {
     for address in [&address, HOST6, "10.1.7.1"] {
         wait_for_neighbour(leaf, &bridge, address, None);
     }
-    assert!(gateway.rows("evpn_sync")[0]["write_errors"] == 0, "{:?}", gateway.rows("evpn_sync"));
+    assert_eq!(gateway.rows("evpn_sync")[0]["write_errors"], refused);
     gateway.program.stop();
 }
 
@@ -177,7 +193,7 @@ pub(crate) fn addresses_survive_a_restart(variant: Variant) {
     let mut gateway = fabric.gateway(SUPPRESSION);
     let (bridge, shadow, address) = (format!("br{VNI}"), format!("wpbr{VNI}"), host_address(0));
     let near_mac = colons(host.mac("eth0"));
-    let gone = (announcement([2, 0, 0, 0, 0x77, 3], [10, 1, 0, 77]), "10.1.0.77");
+    let gone = (announcement([2, 0, 0, 0, 0x77, 3], "10.1.0.77"), "10.1.0.77");
     let announced = || {
         host.frames("eth0").send(&gone.0).expect("sent");
         own_entries(near) > 0

@@ -220,7 +220,35 @@ fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     near.ip(&format!("link set wpbr{L3VNI} up"));
     wait_for_routes(&gateway, &all);
     assert!(eventually(WAIT_LIMIT, || pings(host, FAR[1][2], 56, 3)), "{remote}");
-    gateway.program.stop();
+
+    // A bridge that somebody changes is as the router again. It keeps its neighbours.
+    let shadow = format!("wpbr{VNI}");
+    let mac = near.mac(&shadow);
+    let is_router = || {
+        let shown = near.ip(&format!("-o addr show dev {shadow}"));
+        let addresses = shown.lines().filter(|line| !line.contains("fe80")).count();
+        addresses == 2 && NEAR.iter().all(|[_, router, _]| shown.contains(&format!(" {router}/")))
+    };
+    near.ip(&format!("neigh add 10.1.0.99 lladdr 02:00:00:00:77:99 dev {shadow} nud permanent"));
+    near.ip(&format!("addr add 192.0.2.77/32 dev {shadow}"));
+    assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
+    assert!(near.ip(&format!("neigh show dev {shadow}")).contains("10.1.0.99"), "the neighbour is gone");
+    near.ip(&format!("addr flush dev {shadow}"));
+    assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
+    near.ip(&format!("link set {shadow} address 02:00:00:00:77:98"));
+    assert!(eventually(WAIT_LIMIT, || near.mac(&shadow) == mac), "{}", near.ip(&format!("link show dev {shadow}")));
+    // IPv6 that is off takes the address, which returns with it.
+    let ipv6 = format!("net/ipv6/conf/{shadow}/disable_ipv6");
+    near.sysctl(&ipv6, "1");
+    assert!(eventually(WAIT_LIMIT, || !is_router()));
+    near.ip(&format!("addr add 192.0.2.78/32 dev {shadow}"));
+    let is_checked = || !near.ip(&format!("-o addr show dev {shadow}")).contains("192.0.2.78");
+    assert!(eventually(WAIT_LIMIT, is_checked), "the other address stays");
+    near.sysctl(&ipv6, "0");
+    assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
+    assert!(eventually(WAIT_LIMIT, || pings(host, FAR[1][2], 56, 3) && pings(host, FAR[0][2], 56, 3)));
+    let (_, log) = gateway.program.stop_with_log();
+    assert_eq!(log.matches("IPv6 is off there").count(), 1, "{log}");
     let links = near.ip("-o link show");
     assert!(!links.contains(": wp"), "{links}");
 }

@@ -5,8 +5,8 @@ use libfuzzer_sys::fuzz_target;
 use wirepath_pmd::rtnetlink::{Fdb, Message, NexthopTarget};
 
 /// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWNEIGH`, `RTM_DELNEIGH`, `RTM_NEWROUTE`, `RTM_NEWRULE`, `RTM_NEWNEXTHOP` and
-/// `RTM_DELNEXTHOP`.
-const TYPES: [u16; 8] = [16, 17, 28, 29, 24, 32, 104, 105];
+/// `RTM_DELNEXTHOP`, and then `RTM_NEWADDR`.
+const TYPES: [u16; 9] = [16, 17, 28, 29, 24, 32, 104, 105, 20];
 
 fuzz_target!(|data: &[u8]| {
     let Some((kind, body)) = data.split_first() else { return };
@@ -29,6 +29,8 @@ fuzz_target!(|data: &[u8]| {
             assert!(!matches!(nexthop.to, Some(NexthopTarget::Group(members)) if members.len() > 256));
         }
         Ok(Some(Message::Routing)) => assert_eq!(kind, 32),
+        Ok(Some(Message::AddressesChanged(_))) => assert_eq!(kind, 20),
+        Ok(Some(Message::Ipv6Changed(index))) => assert!(index != 0 && (kind == 16 || kind == 17)),
         Ok(None) | Err(_) => {}
     }
 });

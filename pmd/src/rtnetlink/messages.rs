@@ -8,6 +8,8 @@ use crate::port::MacAddr;
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_NEWADDR: u16 = 20;
+pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 pub(super) const RTM_NEWNEIGH: u16 = 28;
@@ -17,6 +19,7 @@ const RTM_DELRULE: u16 = 33;
 pub(super) const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_DELNEXTHOP: u16 = 105;
 
+pub(super) const IFLA_ADDRESS: u16 = 1;
 pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_MASTER: u16 = 10;
 pub(super) const IFLA_LINKINFO: u16 = 18;
@@ -97,6 +100,10 @@ pub enum Message {
     Nexthop(Nexthop),
     /// Rules changed, so any route may lead elsewhere.
     Routing,
+    /// The link with this index got or lost an IP address.
+    AddressesChanged(u32),
+    /// IPv6 was set on at the link with this index, or has other properties there.
+    Ipv6Changed(u32),
 }
 
 /// A nexthop object (ip-nexthop(8)).
@@ -126,6 +133,8 @@ pub struct Link {
     pub name: String,
     /// Alias that an operator or a program gave it (ip-link(8)).
     pub alias: Option<String>,
+    /// Ethernet address, if the link has one.
+    pub mac: Option<MacAddr>,
     /// Index of the bridge whose port it is.
     pub master: Option<u32>,
     /// Administratively up.
@@ -299,6 +308,9 @@ impl Message {
             RTM_NEWROUTE | RTM_DELROUTE => read_route(kind == RTM_DELROUTE, body),
             RTM_NEWNEXTHOP | RTM_DELNEXTHOP => read_nexthop(kind == RTM_DELNEXTHOP, body),
             RTM_NEWRULE | RTM_DELRULE => Ok(Some(Self::Routing)),
+            RTM_NEWADDR | RTM_DELADDR => {
+                read_u32(body, 4).map(|index| Some(Self::AddressesChanged(index))).ok_or(Malformed)
+            }
             _ => Ok(None),
         }
     }
@@ -308,9 +320,11 @@ fn read_link(kind: u16, body: &[u8]) -> Result<Option<Message>, Malformed> {
     let (Some(&family), Some(index), Some(flags)) = (body.first(), read_u32(body, 4), read_u32(body, 8)) else {
         return Err(Malformed);
     };
-    // Messages of family AF_BRIDGE concern the ports of bridges.
-    if i32::from(family) != libc::AF_UNSPEC {
-        return Ok(None);
+    match i32::from(family) {
+        libc::AF_UNSPEC => {}
+        libc::AF_INET6 if index != 0 => return Ok(Some(Message::Ipv6Changed(index))),
+        // Messages of family AF_BRIDGE concern the ports of bridges.
+        _ => return Ok(None),
     }
     if index == 0 || body.len() < IFINFOMSG {
         return Err(Malformed);
@@ -332,6 +346,7 @@ fn read_link(kind: u16, body: &[u8]) -> Result<Option<Message>, Malformed> {
         index,
         name: text(IFLA_IFNAME).ok_or(Malformed)?,
         alias: text(IFLA_IFALIAS),
+        mac: attributes.find(IFLA_ADDRESS).and_then(|value| Some(MacAddr(value.try_into().ok()?))),
         master: attributes.find(IFLA_MASTER).and_then(|value| read_u32(value, 0)).filter(|index| *index != 0),
         up: flags & IFF_UP != 0,
         kind,
@@ -522,6 +537,7 @@ mod tests {
         put(&mut info, IFLA_INFO_DATA, &data);
         let mut body = ifinfomsg(9, IFF_UP, 0);
         put(&mut body, IFLA_IFNAME, b"vx42\0");
+        put(&mut body, IFLA_ADDRESS, &MAC.0);
         put(&mut body, IFLA_MASTER, &8u32.to_ne_bytes());
         put(&mut body, IFLA_LINKINFO, &info);
         body
@@ -557,6 +573,7 @@ mod tests {
             index: 9,
             name: "vx42".to_owned(),
             alias: None,
+            mac: Some(MAC),
             master: Some(8),
             up: true,
             kind: LinkKind::Vxlan(vxlan),
@@ -683,11 +700,23 @@ mod tests {
     }
 
     #[test]
+    fn changes_of_addresses_name_their_link() {
+        let body = [&[libc::AF_INET6 as u8, 64, 0, 0][..], &7u32.to_ne_bytes()].concat();
+        for kind in [RTM_NEWADDR, RTM_DELADDR] {
+            assert_eq!(Message::read(kind, &body), Ok(Some(Message::AddressesChanged(7))));
+            assert_eq!(Message::read(kind, &body[..7]), Err(Malformed));
+        }
+    }
+
+    #[test]
     fn other_messages_are_ignored() {
         let mut of_port = vxlan_link();
         of_port[0] = libc::AF_BRIDGE as u8;
         assert_eq!(Message::read(RTM_DELLINK, &of_port), Ok(None), "a port left its bridge");
-        assert_eq!(Message::read(20, &[0; 12]), Ok(None));
+        assert_eq!(Message::read(64, &[0; 12]), Ok(None));
+        let mut ipv6 = vxlan_link();
+        ipv6[0] = libc::AF_INET6 as u8;
+        assert_eq!(Message::read(RTM_NEWLINK, &ipv6), Ok(Some(Message::Ipv6Changed(9))));
         let mut own = ndmsg(libc::AF_BRIDGE, 3, 0x80, NTF_SELF);
         put(&mut own, NDA_LLADDR, &[0x33, 0x33, 0, 0, 0, 1]);
         assert_eq!(Message::read(RTM_NEWNEIGH, &own), Ok(None), "a multicast address that a device accepts");

@@ -18,12 +18,12 @@ pub use requests::{Requests, Table};
 
 use crate::drivers::kernel::common::netlink::Netlink;
 
-/// Multicast groups of links, of neighbours, which include forwarding databases, and of nexthop objects: `RTMGRP_LINK`,
-/// `RTMGRP_NEIGH`, and a bit for `RTNLGRP_NEXTHOP`.
-const GROUPS: u32 = 1 | 4 | 1 << 31;
-/// Multicast groups of routes and rules of both IP versions: the groups `RTNLGRP_IPV4_ROUTE`, `IPV4_RULE`, `IPV6_ROUTE`
-/// and `IPV6_RULE`, each a bit.
-const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
+/// Multicast groups of links, of neighbours, which include forwarding databases, of IPv6 on links, and of nexthop
+/// objects: `RTNLGRP_LINK`, `NEIGH`, `IPV6_IFINFO` and `NEXTHOP`, each a bit.
+const GROUPS: u32 = 1 | 1 << 2 | 1 << 11 | 1 << 31;
+/// Multicast groups of addresses, routes and rules of both IP versions: the groups `RTNLGRP_IPV4_IFADDR`, `IPV4_ROUTE`,
+/// `IPV4_RULE`, `IPV6_IFADDR`, `IPV6_ROUTE` and `IPV6_RULE`, each a bit.
+const ROUTE_GROUPS: u32 = 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18;
 
 /// Outcome of [`Subscription::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Received {
 }
 
 /// Receives the kernel's notifications about links, forwarding databases, neighbours and nexthop objects, and about
-/// routes if wanted.
+/// addresses and routes if wanted.
 #[derive(Debug)]
 pub struct Subscription {
     netlink: Netlink,
@@ -52,7 +52,7 @@ impl Subscription {
         Self::to_groups(GROUPS, buffer)
     }
 
-    /// Subscribes to routes too.
+    /// Subscribes to addresses and routes too.
     ///
     /// # Errors
     /// If the kernel refuses the socket.

@@ -1,13 +1,14 @@
 //! Requests: whole tables, devices and their addresses, entries of bridges, routes to a destination, and neighbours.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
 use super::messages::{
-    IFF_UP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_VXLAN_ID,
-    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR, NDA_PROTOCOL,
-    NDMSG, NHMSG, NTF_EXT_LEARNED, NTF_ROUTER, RTA_DST, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWLINK, RTM_NEWNEIGH,
-    RTM_NEWROUTE, RTMSG, read_address, read_hops,
+    IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER,
+    IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, NDA_DST, NDA_LLADDR,
+    NDA_PROTOCOL, NDMSG, NHMSG, NTF_EXT_LEARNED, NTF_ROUTER, RTA_DST, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH,
+    RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTMSG, read_address, read_hops,
 };
 use super::{Malformed, Message, Neighbour, RouteHop, Vxlan};
 use crate::drivers::kernel::common::netlink::{Attributes, Netlink, ifinfomsg, put, read_u32};
@@ -15,8 +16,6 @@ use crate::port::MacAddr;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_GETROUTE: u16 = 26;
 const RTM_GETNEIGH: u16 = 30;
@@ -28,7 +27,6 @@ const CREATE: u16 = 0x600;
 /// `NLM_F_CREATE` and `NLM_F_REPLACE`.
 const CREATE_OR_REPLACE: u16 = 0x500;
 
-const IFLA_ADDRESS: u16 = 1;
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
@@ -193,14 +191,15 @@ impl Requests {
         self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
     }
 
-    /// Returns the IP addresses of a link with their prefix lengths, without link-local ones of IPv6.
+    /// Returns the IP addresses of all links with their prefix lengths, by the index of the link. Link-local ones of
+    /// IPv6 are left out. The second value is false if addresses changed meanwhile, so that some may be missing.
     ///
     /// # Errors
     /// If the kernel refuses the request.
-    pub fn addresses(&mut self, index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
-        let mut found = Vec::new();
-        self.netlink.dump(RTM_GETADDR, &[0; IFADDRMSG], |kind, body| {
-            let of_link = kind == RTM_NEWADDR && read_u32(body, 4) == Some(index);
+    pub fn addresses(&mut self) -> io::Result<(HashMap<u32, Vec<(IpAddr, u8)>>, bool)> {
+        let mut found: HashMap<u32, Vec<(IpAddr, u8)>> = HashMap::new();
+        let is_complete = self.netlink.dump(RTM_GETADDR, &[0; IFADDRMSG], |kind, body| {
+            let index = read_u32(body, 4).filter(|_| kind == RTM_NEWADDR);
             let attributes = Attributes::after_header(body, IFADDRMSG);
             // Of an IPv4 address on a link between two hosts, IFA_ADDRESS is that of the other host.
             let value = attributes.find(IFA_LOCAL).or(attributes.find(IFA_ADDRESS));
@@ -208,11 +207,11 @@ impl Requests {
                 IpAddr::V6(address) => !address.is_unicast_link_local(),
                 IpAddr::V4(_) => true,
             });
-            if let (true, Some(address), Some(&len)) = (of_link, address, body.get(1)) {
-                found.push((address, len));
+            if let (Some(index), Some(address), Some(&len)) = (index, address, body.get(1)) {
+                found.entry(index).or_default().push((address, len));
             }
         })?;
-        Ok(found)
+        Ok((found, is_complete))
     }
 
     /// Gives a link an IP address with a prefix length. Does nothing if it has it.
@@ -427,8 +426,8 @@ fn address_of_link(index: u32, address: IpAddr, len: u8) -> Vec<u8> {
     let (family, octets) = family_and_octets(address);
     let mut body = vec![family, len, IFA_F_NODAD, 0];
     body.extend_from_slice(&index.to_ne_bytes());
+    // Without IFA_ADDRESS the kernel removes addresses of links between two hosts too.
     put(&mut body, IFA_LOCAL, &octets);
-    put(&mut body, IFA_ADDRESS, &octets);
     body
 }
 

@@ -10,7 +10,7 @@
 //! daemon knows the router and its networks. A VXLAN device with the VNI that exists already is used instead, and its
 //! bridge. The alias of a device tells whether the gateway made it, also after a crash.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 
@@ -132,8 +132,33 @@ fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> io::Error {
     }
 }
 
-/// Makes the devices that segments lack, and configures those that the gateway made.
-pub(super) fn ensure(requests: &mut Requests, segments: &[EvpnSegment]) -> io::Result<()> {
+/// Makes the devices that segments lack, and configures those that the gateway made. `warnings` has the warnings of the
+/// last call and gets those of this one, so that the same is not logged again. `restarted` has the bridges that were
+/// set down or up since the last call. Returns false if another call is due.
+pub(super) fn ensure(
+    requests: &mut Requests,
+    segments: &[EvpnSegment],
+    warnings: &mut HashSet<String>,
+    restarted: &HashSet<u32>,
+) -> io::Result<bool> {
+    make(requests, segments)?;
+    let links = Links::read(requests)?;
+    let (addresses, is_complete) = requests.addresses().map_err(failed("read the addresses of", "the bridges"))?;
+    let mut setup = Setup { requests, links, addresses, restarted, warnings: HashSet::new() };
+    let mut outcome = Ok(());
+    for segment in segments {
+        // A failure at one segment keeps nothing from the others.
+        outcome = outcome.and(setup.configure(segment));
+    }
+    for warning in setup.warnings.difference(warnings) {
+        tracing::warn!("{warning}");
+    }
+    *warnings = setup.warnings;
+    outcome.map(|()| is_complete)
+}
+
+/// Makes the devices that segments lack.
+fn make(requests: &mut Requests, segments: &[EvpnSegment]) -> io::Result<()> {
     let links = Links::read(requests)?;
     for segment in segments {
         // An own device of former settings is replaced.
@@ -165,10 +190,6 @@ pub(super) fn ensure(requests: &mut Requests, segments: &[EvpnSegment]) -> io::R
             mark(requests, &names.peer)?;
         }
     }
-    let links = Links::read(requests)?;
-    for segment in segments {
-        configure(requests, &links, segment)?;
-    }
     Ok(())
 }
 
@@ -178,92 +199,127 @@ fn mark(requests: &mut Requests, name: &str) -> io::Result<()> {
     requests.set_no_link_local(name).map_err(failed("set the address mode of", name))
 }
 
-fn configure(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> io::Result<()> {
-    let names = Names::new(segment.vni);
-    let Some(bridge) = links.bridge(segment.vni) else { return Ok(()) };
-    if let Some((link, vxlan)) = links.of_vni(segment.vni) {
-        if vxlan.learning {
-            let name = &link.name;
-            tracing::warn!("the VXLAN device {name} learns addresses; create it with nolearning for EVPN");
-        }
-        if vxlan.local != segment.local {
-            let shown = |local: Option<IpAddr>| local.map_or("none".to_owned(), |local| local.to_string());
-            tracing::warn!(
-                "the VXLAN device {} has the local address {}, segment {} has {}; the routing daemon \
-                 advertises that of the device",
-                link.name,
-                shown(vxlan.local),
-                segment.name,
-                shown(segment.local)
-            );
-        }
-        if link.master.is_none() {
-            requests.set_master(link.index, bridge.index).map_err(failed("put into the bridge", &link.name))?;
-        }
-        if link.master.is_none() || is_own(link) {
-            requests
-                .set_bridge_port(link.index, false, true)
-                .map_err(failed("set the bridge port options of", &link.name))?;
-        }
-        up(requests, link)?;
-    }
-    if let Some(access) = links.named(&names.access) {
-        if access.master != Some(bridge.index) {
-            requests.set_master(access.index, bridge.index).map_err(failed("put into the bridge", &access.name))?;
-            requests
-                .set_bridge_port(access.index, false, false)
-                .map_err(failed("set the bridge port options of", &access.name))?;
-        }
-        up(requests, access)?;
-    }
-    if let Some(peer) = links.named(&names.peer) {
-        up(requests, peer)?;
-    }
-    if is_own(bridge) {
-        configure_router(requests, links, segment, bridge)?;
-    }
-    up(requests, bridge)
+/// The state of the kernel when its devices are configured.
+struct Setup<'a> {
+    requests: &'a mut Requests,
+    links: Links,
+    /// IP addresses by the index of their interface.
+    addresses: HashMap<u32, Vec<(IpAddr, u8)>>,
+    restarted: &'a HashSet<u32>,
+    warnings: HashSet<String>,
 }
 
-/// Makes the bridge the kernel's interface of the segment's router: in the same VRF, with the same addresses.
-fn configure_router(requests: &mut Requests, links: &Links, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
-    let (name, index) = (&bridge.name, bridge.index);
-    if let Some(router) = &segment.router {
-        requests.set_mac(index, router.mac).map_err(failed("set the Ethernet address of", name))?;
-        // The interface loses its IPv6 addresses when it enters a VRF.
+impl Setup<'_> {
+    fn configure(&mut self, segment: &EvpnSegment) -> io::Result<()> {
+        let Self { requests, links, warnings, .. } = self;
+        let names = Names::new(segment.vni);
+        let Some(bridge) = links.bridge(segment.vni).cloned() else { return Ok(()) };
+        if let Some((link, vxlan)) = links.of_vni(segment.vni) {
+            if vxlan.learning {
+                warnings.insert(format!(
+                    "the VXLAN device {} learns addresses; create it with nolearning for EVPN",
+                    link.name
+                ));
+            }
+            if vxlan.local != segment.local {
+                let shown = |local: Option<IpAddr>| local.map_or("none".to_owned(), |local| local.to_string());
+                warnings.insert(format!(
+                    "the VXLAN device {} has the local address {}, segment {} has {}; the routing daemon \
+                     advertises that of the device",
+                    link.name,
+                    shown(vxlan.local),
+                    segment.name,
+                    shown(segment.local)
+                ));
+            }
+            if link.master.is_none() {
+                requests.set_master(link.index, bridge.index).map_err(failed("put into the bridge", &link.name))?;
+                requests
+                    .set_bridge_port(link.index, false, true)
+                    .map_err(failed("set the bridge port options of", &link.name))?;
+            }
+            up(requests, link)?;
+        }
+        if let Some(access) = links.named(&names.access) {
+            if access.master != Some(bridge.index) {
+                requests.set_master(access.index, bridge.index).map_err(failed("put into the bridge", &access.name))?;
+                requests
+                    .set_bridge_port(access.index, false, false)
+                    .map_err(failed("set the bridge port options of", &access.name))?;
+            }
+            up(requests, access)?;
+        }
+        if let Some(peer) = links.named(&names.peer) {
+            up(requests, peer)?;
+        }
+        // The bridge of another segment has the addresses of that one.
+        if is_own(&bridge) && bridge.name == names.bridge {
+            self.configure_router(segment, &bridge)?;
+            self.configure_addresses(segment, &bridge)?;
+        }
+        up(self.requests, &bridge)
+    }
+
+    /// Gives the bridge the VRF and the Ethernet address of the segment's router, whose interface in the kernel it is.
+    fn configure_router(&mut self, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
+        let Self { requests, links, restarted, warnings, .. } = self;
+        let (name, index) = (&bridge.name, bridge.index);
+        let Some(router) = &segment.router else { return Ok(()) };
+        // The kernel drops all neighbours of an interface whose address is set, even to the same one. After a restart
+        // it has none. Then zebra 8.4 may lack the addresses of routers, and the kernel's message mends that.
+        if bridge.mac != Some(router.mac) || restarted.contains(&index) {
+            requests.set_mac(index, router.mac).map_err(failed("set the Ethernet address of", name))?;
+        }
+        // The interface loses its IPv6 addresses when it enters a VRF, and gets them again by the next call.
         match &router.vrf {
             Some(vrf) => match links.named(vrf) {
                 Some(device) if bridge.master != Some(device.index) => {
                     requests.set_master(index, device.index).map_err(failed("put into the VRF device", name))?;
                 }
                 Some(_) => {}
-                None => tracing::warn!(
-                    "the kernel has no VRF device {vrf}; create it (ip link add {vrf} type vrf table N), so that the \
-                     routing daemon sees segment {} in that VRF",
-                    segment.name
-                ),
+                None => {
+                    warnings.insert(format!(
+                        "the kernel has no VRF device {vrf}; create it (ip link add {vrf} type vrf table N), so that \
+                         the routing daemon sees segment {} in that VRF",
+                        segment.name
+                    ));
+                }
             },
             None if bridge.master.is_some() => {
                 requests.set_master(index, 0).map_err(failed("take out of its VRF device", name))?;
             }
             None => {}
         }
+        Ok(())
     }
-    let wanted = segment.router.as_ref().map(|router| router.addresses.as_slice()).unwrap_or_default();
-    let present = requests.addresses(index).map_err(failed("read the addresses of", name))?;
-    for (address, len) in present.iter().filter(|it| !wanted.contains(it)) {
-        requests.remove_ip_address(index, *address, *len).map_err(failed("remove an address of", name))?;
-    }
-    for (address, len) in wanted.iter().filter(|it| !present.contains(it)) {
-        match requests.add_address(index, *address, *len) {
-            Err(error) if address.is_ipv6() && is_without_ipv6(&error) => tracing::warn!(
-                "{name} does not get {address}: IPv6 is off there (sysctl net.ipv6.conf.{name}.disable_ipv6), so the \
-                 routing daemon does not see that network"
-            ),
-            added => added.map_err(failed("give an address to", name))?,
+
+    /// Gives the bridge the IP addresses of the segment's router, and takes others from it.
+    fn configure_addresses(&mut self, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
+        let Self { requests, addresses, warnings, .. } = self;
+        let (name, index) = (&bridge.name, bridge.index);
+        let wanted = segment.router.as_ref().map(|router| router.addresses.as_slice()).unwrap_or_default();
+        let present = addresses.get(&index).map(Vec::as_slice).unwrap_or_default();
+        // An interface that loses its last IPv4 address forgets its neighbours, so the new ones come first.
+        for (address, len) in wanted.iter().filter(|it| !present.contains(it)) {
+            match requests.add_address(index, *address, *len) {
+                Err(error) if address.is_ipv6() && is_without_ipv6(&error) => {
+                    warnings.insert(format!(
+                        "{name} does not get {address}: IPv6 is off there (sysctl net.ipv6.conf.{name}.disable_ipv6), \
+                         so the routing daemon does not see that network"
+                    ));
+                }
+                added => added.map_err(failed("give an address to", name))?,
+            }
         }
+        for (address, len) in present.iter().filter(|it| !wanted.contains(it)) {
+            tracing::info!(
+                "{name} loses {address}/{len}, which is no address of the router of segment {}",
+                segment.name
+            );
+            requests.remove_ip_address(index, *address, *len).map_err(failed("remove an address of", name))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns whether the kernel refused an IPv6 address because IPv6 is off on the interface or altogether.

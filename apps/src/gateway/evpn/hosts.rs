@@ -106,6 +106,7 @@ impl Hosts {
 
     /// Takes the losses of the mirror since the last turn. `port` returns the port of a VNI for its local ports.
     pub(super) fn follow(&mut self, mirror: &mut Mirror, port: impl Fn(u32) -> Option<u32>) {
+        std::mem::take(&mut mirror.ipv6_changed).into_iter().for_each(|vni| self.addresses.retry(vni));
         for (vni, mac, at) in std::mem::take(&mut mirror.vanished) {
             if port(vni) == Some(at) {
                 self.macs.vanished(vni, mac);
@@ -242,6 +243,7 @@ mod tests {
             index: 9,
             name: "vx".to_owned(),
             alias: None,
+            mac: None,
             master: Some(BRIDGE),
             up: true,
             kind: LinkKind::Vxlan(Vxlan { vni: 1, local: None, port: 4789, learning: false }),
@@ -357,6 +359,22 @@ mod tests {
         hosts.change_binding(1, ip(7), Some((mac(1), false)));
         assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 4), [(ip(7), Some((mac(1), false)))]);
         assert_eq!((hosts.stats()[1].refused, hosts.waiting()), (1, 0));
+        // The device has IPv6 later.
+        hosts.change_binding(1, "fd00::2".parse().unwrap(), Some((mac(1), false)));
+        hosts.change_binding(1, "fd00::3".parse().unwrap(), Some((mac(1), false)));
+        assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 5), []);
+        mirror.apply(&Message::Ipv6Changed(BRIDGE));
+        assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 6), [], "still without IPv6");
+        kernel.lacks_ipv6 = false;
+        hosts.change_binding(1, "fd00::3".parse().unwrap(), None);
+        mirror.apply(&Message::Ipv6Changed(BRIDGE + 1));
+        assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 7), [], "another device");
+        mirror.apply(&Message::Ipv6Changed(BRIDGE));
+        let of_host = |address: &str| (address.parse().unwrap(), Some((mac(1), false)));
+        assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 8), [of_host("fd00::1"), of_host("fd00::2")]);
+        mirror.apply(&Message::Ipv6Changed(BRIDGE));
+        assert_eq!(turn(&mut hosts, &mut kernel, &mut mirror, 9), []);
+        assert_eq!((hosts.stats()[1].refused, hosts.waiting()), (6, 0));
         hosts.retain(|_| false);
         assert_eq!((hosts.waiting(), hosts.bindings.len(), hosts.by_mac.len()), (0, 0, 0));
     }

@@ -15,6 +15,7 @@ use wirepath_pmd::rtnetlink::{
 };
 use wirepath_wire::MacAddr;
 
+use super::devices;
 use super::hosts::PROTOCOL;
 use super::routes::Routes;
 use crate::gateway::exchange;
@@ -123,8 +124,13 @@ pub(super) struct Mirror {
     neighbours: HashMap<u32, HashMap<IpAddr, Seen<Neighbour>>>,
     neighbour_entries: usize,
     routes: Routes,
-    /// True if the bridge of a VNI was set up or down, or has another master.
+    /// True if the bridge of a VNI was set up or down, or has another master. Of a bridge that the gateway made, also
+    /// if it has other addresses, or IPv6 was set on or off there.
     pub(super) bridges_changed: bool,
+    /// Bridges of VNIs that were set up or down or have another master since they were last taken.
+    pub(super) bridges_restarted: HashSet<u32>,
+    /// VNIs on whose bridge IPv6 was set on or off since they were last taken.
+    pub(super) ipv6_changed: Vec<u32>,
     /// Watched VNIs.
     segments: HashMap<u32, Reported>,
     /// VNIs by the index of their VXLAN device.
@@ -205,6 +211,11 @@ impl Mirror {
             Message::Route(route) => self.apply_route(route),
             // Rules concern packets that the kernel forwards.
             Message::Routing => {}
+            Message::AddressesChanged(index) => self.bridges_changed |= self.is_own_bridge(*index),
+            Message::Ipv6Changed(index) => {
+                self.bridges_changed |= self.is_own_bridge(*index);
+                self.ipv6_changed.extend(self.by_bridge.get(index).into_iter().flatten());
+            }
         }
     }
 
@@ -255,6 +266,11 @@ impl Mirror {
         Counts { flood: it.flood.len(), macs: it.macs.len(), bindings: it.bindings.len(), routes: it.routes.len() }
     }
 
+    /// Returns whether a link is the bridge of a VNI, and the gateway made it.
+    fn is_own_bridge(&self, index: u32) -> bool {
+        self.by_bridge.contains_key(&index) && self.link(index).is_some_and(devices::is_own)
+    }
+
     fn apply_link(&mut self, link: &Link) {
         if self.links.len() >= MAX_ENTRIES && !self.links.contains_key(&link.index) {
             self.stats.refused += 1;
@@ -265,10 +281,14 @@ impl Mirror {
         if !link.up {
             self.remove_routes(link.index);
         }
-        let state = |link: &Link| (link.up, link.master);
-        if self.by_bridge.contains_key(&link.index) && old.as_ref().is_some_and(|old| state(&old.value) != state(link))
+        if let Some(Seen { value: old, .. }) = &old
+            && self.by_bridge.contains_key(&link.index)
         {
-            self.bridges_changed = true;
+            if (old.up, old.master) != (link.up, link.master) {
+                self.bridges_restarted.insert(link.index);
+                self.bridges_changed = true;
+            }
+            self.bridges_changed |= old.mac != link.mac && devices::is_own(link);
         }
         let key = |link: &Link| (link.kind, link.master);
         if old.is_none_or(|old| key(&old.value) != key(link)) {
@@ -660,7 +680,7 @@ mod tests {
     }
 
     fn link(index: u32, kind: LinkKind, master: Option<u32>) -> Message {
-        Message::Link(Link { index, name: format!("link{index}"), alias: None, master, up: true, kind })
+        Message::Link(Link { index, name: format!("link{index}"), alias: None, mac: None, master, up: true, kind })
     }
 
     fn vxlan_link(index: u32, vni: u32, master: Option<u32>) -> Message {
@@ -870,6 +890,7 @@ mod tests {
                 index: BRIDGE,
                 name: "br".into(),
                 alias: None,
+                mac: None,
                 master: None,
                 up,
                 kind: LinkKind::Bridge,
@@ -881,6 +902,32 @@ mod tests {
         assert_eq!(after(&[vxlan_link(VXLAN, VNI, Some(BRIDGE))]), [vec![], vec![mac(1)]]);
         assert_eq!(after(&[Message::LinkRemoved(BRIDGE)]), [vec![], vec![]]);
         assert_eq!(mirror.routes.len(), 0);
+    }
+
+    #[test]
+    fn changes_of_own_bridges_are_noticed() {
+        let mut mirror = watching();
+        facts().iter().for_each(|message| mirror.apply(message));
+        let bridge = |alias: Option<&str>, mac: MacAddr, up: bool| {
+            let (alias, mac, name) = (alias.map(str::to_owned), Some(mac), "br".to_owned());
+            let kind = LinkKind::Bridge;
+            Message::Link(Link { index: BRIDGE, name, alias, mac, master: None, up, kind })
+        };
+        let own = Some(devices::DEVICE_ALIAS);
+        let mut after = |message: &Message| {
+            mirror.apply(message);
+            std::mem::take(&mut mirror.bridges_changed)
+        };
+        after(&bridge(None, mac(1), true));
+        assert!(!after(&Message::AddressesChanged(BRIDGE)) && !after(&Message::Ipv6Changed(BRIDGE)));
+        assert!(!after(&bridge(None, mac(2), true)), "the address of another's bridge");
+        assert!(after(&bridge(None, mac(2), false)));
+        after(&bridge(own, mac(2), true));
+        assert!(!after(&bridge(own, mac(2), true)));
+        assert!(after(&bridge(own, mac(3), true)) && after(&bridge(own, mac(3), false)));
+        assert!(after(&Message::AddressesChanged(BRIDGE)) && after(&Message::Ipv6Changed(BRIDGE)));
+        assert!(!after(&Message::AddressesChanged(VXLAN)) && !after(&Message::AddressesChanged(ACCESS)));
+        assert_eq!(mirror.ipv6_changed, [VNI, VNI]);
     }
 
     #[test]

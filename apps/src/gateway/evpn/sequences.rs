@@ -184,7 +184,7 @@ impl Kernel {
         let may_have_master = kind != LinkKind::Bridge && self.links.contains_key(&bridge);
         let master = Some(bridge).filter(|_| how & 2 == 2 && may_have_master);
         let up = how & 0x0c != 0;
-        let link = Link { index, name: format!("link{index}"), alias: None, master, up, kind };
+        let link = Link { index, name: format!("link{index}"), alias: None, mac: None, master, up, kind };
         let mut messages = Vec::new();
         let old = self.links.insert(index, link.clone()).and_then(|old| old.master);
         if old != master {

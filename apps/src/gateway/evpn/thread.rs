@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wirepath_pipeline::TokenBucket;
 use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pmd::rtnetlink::{Malformed, Message, Received, Requests, Subscription, Table};
 use wirepath_wire::MacAddr;
@@ -28,6 +29,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const STATUS_INTERVAL: Duration = Duration::from_millis(100);
 /// Minimum time between two dumps. After each interrupted one it doubles, up to [`IDLE`].
 const DUMP_INTERVAL: Duration = Duration::from_millis(50);
+/// Repairs of bridges that somebody else changes: one in each of this many seconds, and as many at once.
+const REPAIRS: (u64, u128) = (30, 20);
 /// Time after which entries of a former run are removed, in a segment whose addresses do not age.
 const STALE_AFTER: u32 = 300;
 
@@ -93,6 +96,12 @@ pub(super) struct Thread {
     has_routers: bool,
     /// True if the devices are as the segments need them.
     is_configured: bool,
+    /// Warnings of the last configuration.
+    warnings: HashSet<String>,
+    /// Limit of the repairs, in seconds.
+    repairs: TokenBucket,
+    /// True if changes of bridges wait for that limit.
+    repairs_wait: bool,
     requests: Requests,
     mirror: Mirror,
     hosts: Hosts,
@@ -127,6 +136,9 @@ impl Thread {
             subscription: Subscription::new(RECEIVE_BUFFER)?,
             has_routers: false,
             is_configured: false,
+            warnings: HashSet::new(),
+            repairs: TokenBucket::new(1, u128::from(REPAIRS.0) * REPAIRS.1),
+            repairs_wait: false,
             requests: Requests::new()?,
             mirror: Mirror::default(),
             hosts: Hosts::default(),
@@ -153,8 +165,6 @@ impl Thread {
         let segments = lock(&self.shared.orders).segments.take();
         self.set_segments(segments.unwrap_or_default())?;
         self.dump()?;
-        // All changes up to here are its own.
-        self.mirror.bridges_changed = false;
         self.find_ports();
         self.publish(self.start);
         self.report();
@@ -210,7 +220,10 @@ impl Thread {
 
     /// Waits for a message of the kernel, an order or the next timer.
     fn wait(&self) {
-        let mut time = if self.hosts.waiting() > 0 { BUSY } else { IDLE };
+        let mut time = (self.checked + IDLE).saturating_duration_since(Instant::now());
+        if self.hosts.waiting() > 0 {
+            time = time.min(BUSY);
+        }
         if let Some(dump_at) = self.dump_at {
             time = time.min(dump_at.saturating_duration_since(Instant::now()));
         }
@@ -282,8 +295,8 @@ impl Thread {
             self.has_routers = true;
         }
         let segments: Vec<EvpnSegment> = self.segments.values().cloned().collect();
-        devices::ensure(&mut self.requests, &segments)?;
-        self.is_configured = true;
+        let restarted = std::mem::take(&mut self.mirror.bridges_restarted);
+        self.is_configured = devices::ensure(&mut self.requests, &segments, &mut self.warnings, &restarted)?;
         Ok(())
     }
 
@@ -307,7 +320,7 @@ impl Thread {
         let is_ready = |vni: &u32| self.mirror.devices(*vni).is_some_and(|devices| devices.bridge.is_some());
         let are_ready = self.segments.keys().all(|vni| is_ready(vni) && self.access.contains_key(vni));
         // A bridge that was down or in another VRF has lost addresses.
-        self.is_configured &= are_ready && !std::mem::take(&mut self.mirror.bridges_changed) && !self.lacks_vrf();
+        self.is_configured &= are_ready && !self.must_repair() && !self.lacks_vrf();
         if !self.is_configured {
             self.configure()?;
         }
@@ -315,6 +328,24 @@ impl Thread {
             tracing::info!("control = \"kernel\" works again");
         }
         Ok(())
+    }
+
+    /// Returns whether bridges have changed. If somebody changes them again and again, the answer is true only now and
+    /// then.
+    fn must_repair(&mut self) -> bool {
+        if !self.mirror.bridges_changed {
+            return false;
+        }
+        let is_in_time = self.repairs.take(REPAIRS.0, self.start.elapsed().as_nanos() as u64);
+        if !is_in_time && !self.repairs_wait {
+            tracing::warn!(
+                "bridges of segments change again and again; from now on they are repaired every {} seconds",
+                REPAIRS.0
+            );
+        }
+        self.repairs_wait = !is_in_time;
+        self.mirror.bridges_changed = !is_in_time;
+        is_in_time
     }
 
     /// Returns whether a bridge that the gateway made is not in the VRF device of its segment.
@@ -344,6 +375,7 @@ impl Thread {
                     // What waits is older than the next dump. The kernel reports the next loss only after the queue
                     // was empty.
                     self.overflows += 1;
+                    mirror.bridges_changed = true;
                     (lost, limit) = (true, usize::MAX);
                 }
                 Received::More if lost => {}
@@ -387,7 +419,10 @@ impl Thread {
             let received = subscription.receive(usize::MAX, read_into(mirror, malformed))?;
             match received {
                 Received::All => return Ok(()),
-                Received::Lost => *overflows += 1,
+                Received::Lost => {
+                    *overflows += 1;
+                    mirror.bridges_changed = true;
+                }
                 Received::More => {}
             }
         }

@@ -73,6 +73,8 @@ pub(super) struct Writer<K, V> {
     urgent: HashSet<(u32, K)>,
     /// New entries by VNI.
     fresh: HashMap<u32, Waiting<K>>,
+    /// Wanted entries that their device could not have.
+    impossible: HashSet<(u32, K)>,
     pub(super) stats: WriterStats,
 }
 
@@ -83,6 +85,7 @@ impl<K, V> Default for Writer<K, V> {
             written: HashSet::new(),
             urgent: HashSet::new(),
             fresh: HashMap::new(),
+            impossible: HashSet::new(),
             stats: WriterStats::default(),
         }
     }
@@ -99,6 +102,7 @@ impl<K: Copy + Eq + Hash, V: Copy + Eq> Writer<K, V> {
                 if let Some(waiting) = self.fresh.get_mut(&vni) {
                     waiting.keys.remove(&key);
                 }
+                self.impossible.remove(&entry);
             }
         }
         if self.written.contains(&entry) {
@@ -138,6 +142,7 @@ impl<K: Copy + Eq + Hash, V: Copy + Eq> Writer<K, V> {
     pub(super) fn repeat(&mut self, vni: u32) {
         let of_vni: Vec<(u32, K)> = self.wanted.keys().filter(|entry| entry.0 == vni).copied().collect();
         self.written.retain(|entry| entry.0 != vni);
+        self.impossible.retain(|entry| entry.0 != vni);
         of_vni.into_iter().for_each(|entry| self.add_fresh(entry));
     }
 
@@ -147,6 +152,13 @@ impl<K: Copy + Eq + Hash, V: Copy + Eq> Writer<K, V> {
         self.written.retain(|entry| keep(entry.0));
         self.urgent.retain(|entry| keep(entry.0));
         self.fresh.retain(|vni, _| keep(*vni));
+        self.impossible.retain(|entry| keep(entry.0));
+    }
+
+    /// Tries the entries of a VNI again that its device could not have.
+    pub(super) fn retry(&mut self, vni: u32) {
+        let again: Vec<(u32, K)> = self.impossible.extract_if(|entry| entry.0 == vni).collect();
+        again.into_iter().for_each(|entry| self.add_fresh(entry));
     }
 
     fn add_fresh(&mut self, (vni, key): (u32, K)) {
@@ -240,14 +252,18 @@ impl<K: Copy + Eq + Hash, V: Copy + Eq> Writer<K, V> {
         let outcome = match (self.wanted.get(&entry), self.written.contains(&entry)) {
             (Some(value), _) if known == Entry::Own(*value) => {
                 self.written.insert(entry);
+                self.impossible.remove(&entry);
                 return Ok(());
             }
-            (Some(value), _) => kernel.put(device, key, *value).map(|is_possible| match is_possible {
-                true => {
+            (Some(value), _) => kernel.put(device, key, *value).map(|is_possible| {
+                if is_possible {
                     self.stats.written += 1;
                     self.written.insert(entry);
+                    self.impossible.remove(&entry);
+                } else {
+                    self.stats.refused += 1;
+                    self.impossible.insert(entry);
                 }
-                false => self.stats.refused += 1,
             }),
             (None, true) if known == Entry::Foreign => {
                 self.written.remove(&entry);
@@ -313,7 +329,7 @@ mod tests {
         let mut mirror = Mirror::default();
         mirror.watch(&HashSet::from([1, 2]));
         let kind = LinkKind::Vxlan(Vxlan { vni: 1, local: None, port: 4789, learning: false });
-        let link = Link { index: 9, name: "vx".to_owned(), alias: None, master: Some(8), up: true, kind };
+        let link = Link { index: 9, name: "vx".to_owned(), alias: None, mac: None, master: Some(8), up: true, kind };
         mirror.apply(&Message::Link(link));
         mirror
     }

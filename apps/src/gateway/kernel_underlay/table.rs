@@ -136,7 +136,12 @@ impl NextHopTable {
                 self.due.extend(self.destinations.range(first..=last).map(|(to, _)| *to));
             }
             Message::Routing | Message::Nexthop(_) => self.due = self.destinations.keys().copied().collect(),
-            Message::Link(_) | Message::LinkRemoved(_) | Message::Fdb(_) | Message::Neighbour(_) => {}
+            Message::Link(_)
+            | Message::LinkRemoved(_)
+            | Message::Fdb(_)
+            | Message::Neighbour(_)
+            | Message::AddressesChanged(_)
+            | Message::Ipv6Changed(_) => {}
         }
     }
 
@@ -301,7 +306,7 @@ mod tests {
 
     fn link(name: &str, index: u32) -> Message {
         let name = name.to_owned();
-        Message::Link(Link { index, name, alias: None, master: None, up: true, kind: LinkKind::Other })
+        Message::Link(Link { index, name, alias: None, mac: None, master: None, up: true, kind: LinkKind::Other })
     }
 
     fn route(to: &str, len: u8) -> Message {
