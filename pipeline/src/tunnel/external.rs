@@ -260,6 +260,8 @@ impl GatewayControl {
             }
             self.place_binding(vni, ip, host);
         }
+        // The next tick may be some time away, and requests for known addresses would be flooded until then.
+        self.publish_bindings();
         self.update_external_remotes(ports, seconds);
         for (vni, mac) in macs {
             self.place_external(vni, mac, seconds);

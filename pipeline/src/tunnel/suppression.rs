@@ -374,6 +374,11 @@ impl GatewayControl {
                 Claimed::Known => {}
             }
         }
+        self.publish_bindings();
+    }
+
+    /// Passes changed bindings to the workers.
+    pub(super) fn publish_bindings(&mut self) {
         if let Some(bindings) = self.bindings.take_changed() {
             self.tables.bindings.replace(bindings);
         }

@@ -256,3 +256,28 @@ fn local_hosts_claim_for_themselves_only() {
     assert_eq!(lab.rows("bindings").len(), 2, "{:?}", lab.rows("bindings"));
     assert_eq!(lab.control.learn_stats(0).bindings_refused, 3);
 }
+
+/// Workers know an address of another control plane before the next tick, which may be some time away.
+#[test]
+fn addresses_of_the_kernel_are_answered_at_once() {
+    let mut lab = Lab::new("control = 'kernel'\nneighbour_suppression = true").with_peer();
+    lab.settle();
+    let apply = |lab: &mut Lab, changes: ExternalChanges| {
+        let Lab { stepped, control, .. } = lab;
+        stepped.with_plane(|plane| control.apply_external(changes, plane.ports(), plane.seconds()));
+    };
+    let mut changes = ExternalChanges::default();
+    changes.flood.insert((42, ip("10.9.0.2")), true);
+    changes.macs.insert((42, FAR), Some(ip("10.9.0.2")));
+    apply(&mut lab, changes);
+    lab.settle();
+    let request = host(HOST, 1).solicitation(ip("10.1.0.9"), None).unwrap();
+    assert_eq!(from_port(&mut lab, &request).1, 1);
+    for (binding, answers) in [(Some((FAR, false)), 1), (None, 0)] {
+        let mut changes = ExternalChanges::default();
+        changes.bindings.insert((42, ip("10.1.0.9")), binding);
+        apply(&mut lab, changes);
+        let (answered, flooded) = from_port(&mut lab, &request);
+        assert_eq!((answered.len(), flooded), (answers, 1 - answers));
+    }
+}
