@@ -233,6 +233,12 @@ fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     near.ip(&format!("addr add 192.0.2.77/32 dev {shadow}"));
     assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
     assert!(near.ip(&format!("neigh show dev {shadow}")).contains("10.1.0.99"), "the neighbour is gone");
+    // Another address of the same network is a primary one, with which the kernel removes the secondary ones.
+    near.ip(&format!("addr flush dev {shadow} scope global"));
+    near.ip(&format!("addr add 10.1.0.77/24 dev {shadow}"));
+    assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
+    near.ip(&format!("addr add {}/24 peer 10.1.7.7/32 dev {shadow}", NEAR[0][1]));
+    assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
     near.ip(&format!("addr flush dev {shadow}"));
     assert!(eventually(WAIT_LIMIT, is_router), "{}", near.ip(&format!("-o addr show dev {shadow}")));
     near.ip(&format!("link set {shadow} address 02:00:00:00:77:98"));

@@ -14,7 +14,7 @@ pub use messages::{
     BridgeEntry, Fdb, Link, LinkKind, Malformed, Message, Neighbour, Nexthop, NexthopTarget, NudState, Route, RouteHop,
     TunnelEntry, Vxlan,
 };
-pub use requests::{Requests, Table};
+pub use requests::{LinkAddress, Requests, Table};
 
 use crate::drivers::kernel::common::netlink::Netlink;
 

@@ -67,6 +67,35 @@ pub enum Table {
     Routes,
 }
 
+/// An IP address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// An address of the network on the link (`IFA_ADDRESS`): the same one, or that of the other host on a link between
+    /// two hosts.
+    pub network: IpAddr,
+    /// Prefix length of the network, in bits.
+    pub len: u8,
+}
+
+impl LinkAddress {
+    /// Address in a network of this prefix length.
+    pub fn new(address: IpAddr, len: u8) -> Self {
+        Self { address, network: address, len }
+    }
+
+    /// Returns a `struct ifaddrmsg` for the address on a link, with its attributes.
+    fn message(self, index: u32) -> Vec<u8> {
+        let (family, octets) = family_and_octets(self.address);
+        let mut body = vec![family, self.len, IFA_F_NODAD, 0];
+        body.extend_from_slice(&index.to_ne_bytes());
+        put(&mut body, IFA_LOCAL, &octets);
+        put(&mut body, IFA_ADDRESS, &family_and_octets(self.network).1);
+        body
+    }
+}
+
 /// A socket for requests.
 #[derive(Debug)]
 pub struct Requests {
@@ -191,43 +220,43 @@ impl Requests {
         self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
     }
 
-    /// Returns the IP addresses of all links with their prefix lengths, by the index of the link. Link-local ones of
-    /// IPv6 are left out. The second value is false if addresses changed meanwhile, so that some may be missing.
+    /// Returns the IP addresses of all links by the index of the link. Link-local ones of IPv6 are left out. The second
+    /// value is false if addresses changed meanwhile, so that some may be missing.
     ///
     /// # Errors
     /// If the kernel refuses the request.
-    pub fn addresses(&mut self) -> io::Result<(HashMap<u32, Vec<(IpAddr, u8)>>, bool)> {
-        let mut found: HashMap<u32, Vec<(IpAddr, u8)>> = HashMap::new();
+    pub fn addresses(&mut self) -> io::Result<(HashMap<u32, Vec<LinkAddress>>, bool)> {
+        let mut found: HashMap<u32, Vec<LinkAddress>> = HashMap::new();
         let is_complete = self.netlink.dump(RTM_GETADDR, &[0; IFADDRMSG], |kind, body| {
             let index = read_u32(body, 4).filter(|_| kind == RTM_NEWADDR);
             let attributes = Attributes::after_header(body, IFADDRMSG);
-            // Of an IPv4 address on a link between two hosts, IFA_ADDRESS is that of the other host.
-            let value = attributes.find(IFA_LOCAL).or(attributes.find(IFA_ADDRESS));
-            let address = value.and_then(read_address).filter(|address| match address {
+            let read = |kind| attributes.find(kind).and_then(read_address);
+            let address = read(IFA_LOCAL).or(read(IFA_ADDRESS)).filter(|address| match address {
                 IpAddr::V6(address) => !address.is_unicast_link_local(),
                 IpAddr::V4(_) => true,
             });
             if let (Some(index), Some(address), Some(&len)) = (index, address, body.get(1)) {
-                found.entry(index).or_default().push((address, len));
+                let network = read(IFA_ADDRESS).unwrap_or(address);
+                found.entry(index).or_default().push(LinkAddress { address, network, len });
             }
         })?;
         Ok((found, is_complete))
     }
 
-    /// Gives a link an IP address with a prefix length. Does nothing if it has it.
+    /// Gives a link an IP address. Does nothing if it has it.
     ///
     /// # Errors
     /// If the kernel refuses it.
-    pub fn add_address(&mut self, index: u32, address: IpAddr, len: u8) -> io::Result<()> {
-        self.netlink.request(RTM_NEWADDR, CREATE_OR_REPLACE, &address_of_link(index, address, len), |_, _| {})
+    pub fn add_address(&mut self, index: u32, address: LinkAddress) -> io::Result<()> {
+        self.netlink.request(RTM_NEWADDR, CREATE_OR_REPLACE, &address.message(index), |_, _| {})
     }
 
     /// Takes an IP address from a link, unless it does not have it.
     ///
     /// # Errors
     /// If the kernel refuses it.
-    pub fn remove_ip_address(&mut self, index: u32, address: IpAddr, len: u8) -> io::Result<()> {
-        match self.netlink.request(RTM_DELADDR, 0, &address_of_link(index, address, len), |_, _| {}) {
+    pub fn remove_ip_address(&mut self, index: u32, address: LinkAddress) -> io::Result<()> {
+        match self.netlink.request(RTM_DELADDR, 0, &address.message(index), |_, _| {}) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV)) => Ok(()),
             removed => removed,
         }
@@ -419,16 +448,6 @@ fn family_and_octets(address: IpAddr) -> (u8, Vec<u8>) {
         IpAddr::V4(address) => (libc::AF_INET as u8, address.octets().to_vec()),
         IpAddr::V6(address) => (libc::AF_INET6 as u8, address.octets().to_vec()),
     }
-}
-
-/// Returns a `struct ifaddrmsg` for an address of a link, with the address.
-fn address_of_link(index: u32, address: IpAddr, len: u8) -> Vec<u8> {
-    let (family, octets) = family_and_octets(address);
-    let mut body = vec![family, len, IFA_F_NODAD, 0];
-    body.extend_from_slice(&index.to_ne_bytes());
-    // Without IFA_ADDRESS the kernel removes addresses of links between two hosts too.
-    put(&mut body, IFA_LOCAL, &octets);
-    body
 }
 
 /// Returns a `struct ndmsg` for an entry of an ARP or ND table, with its IP address.

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 
-use wirepath_pmd::rtnetlink::{Link, LinkKind, Message, Requests, Table, Vxlan};
+use wirepath_pmd::rtnetlink::{Link, LinkAddress, LinkKind, Message, Requests, Table, Vxlan};
 use wirepath_wire::MacAddr;
 
 /// Alias of the devices that the gateway made.
@@ -119,6 +119,11 @@ pub(super) fn is_own(link: &Link) -> bool {
     link.alias.as_deref() == Some(DEVICE_ALIAS)
 }
 
+/// Returns whether a device is the bridge that the gateway made for a VNI.
+pub(super) fn is_bridge_of(link: &Link, vni: u32) -> bool {
+    is_own(link) && link.name == Names::new(vni).bridge
+}
+
 /// An error with the request that failed.
 fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> io::Error {
     let text = format!("{what} {name}");
@@ -132,63 +137,80 @@ fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> io::Error {
     }
 }
 
+/// Outcome of [`ensure`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ensured {
+    /// False if another call is due.
+    pub(super) is_complete: bool,
+    /// True if a bridge was not as it must be.
+    pub(super) has_changed: bool,
+}
+
 /// Makes the devices that segments lack, and configures those that the gateway made. `warnings` has the warnings of the
 /// last call and gets those of this one, so that the same is not logged again. `restarted` has the bridges that were
-/// set down or up since the last call. Returns false if another call is due.
+/// set down or up since the last call.
 pub(super) fn ensure(
     requests: &mut Requests,
     segments: &[EvpnSegment],
     warnings: &mut HashSet<String>,
     restarted: &HashSet<u32>,
-) -> io::Result<bool> {
-    make(requests, segments)?;
+) -> io::Result<Ensured> {
+    // A failure at one segment keeps nothing from the others.
+    let mut outcome = make(requests, segments);
     let links = Links::read(requests)?;
     let (addresses, is_complete) = requests.addresses().map_err(failed("read the addresses of", "the bridges"))?;
-    let mut setup = Setup { requests, links, addresses, restarted, warnings: HashSet::new() };
-    let mut outcome = Ok(());
+    let mut setup = Setup { requests, links, addresses, restarted, warnings: HashSet::new(), has_changed: false };
     for segment in segments {
-        // A failure at one segment keeps nothing from the others.
         outcome = outcome.and(setup.configure(segment));
     }
     for warning in setup.warnings.difference(warnings) {
         tracing::warn!("{warning}");
     }
     *warnings = setup.warnings;
-    outcome.map(|()| is_complete)
+    outcome.map(|()| Ensured { is_complete, has_changed: setup.has_changed })
 }
 
 /// Makes the devices that segments lack.
 fn make(requests: &mut Requests, segments: &[EvpnSegment]) -> io::Result<()> {
-    let links = Links::read(requests)?;
-    for segment in segments {
-        // An own device of former settings is replaced.
-        if let Some((link, vxlan)) = links.of_vni(segment.vni)
-            && is_own(link)
-            && (vxlan.local, vxlan.port) != (segment.local, segment.udp_port)
-        {
-            requests.remove_link(link.index).map_err(failed("remove the VXLAN device", &link.name))?;
-        }
-        let names = Names::new(segment.vni);
-        if links.bridge(segment.vni).is_none() {
-            requests.add_bridge(&names.bridge).map_err(failed("create the bridge", &names.bridge))?;
-            mark(requests, &names.bridge)?;
+    let mut outcome = Ok(());
+    for step in [make_bridge, make_ports] {
+        let links = Links::read(requests)?;
+        for segment in segments {
+            outcome = outcome.and(step(requests, &links, segment));
         }
     }
-    let links = Links::read(requests)?;
-    for segment in segments {
-        let names = Names::new(segment.vni);
-        if links.of_vni(segment.vni).is_none() {
-            let EvpnSegment { vni, local, udp_port: port, .. } = *segment;
-            requests
-                .add_vxlan(&names.vxlan, &Vxlan { vni, local, port, learning: false })
-                .map_err(failed("create the VXLAN device", &names.vxlan))?;
-            mark(requests, &names.vxlan)?;
-        }
-        if links.named(&names.access).is_none() {
-            requests.add_veth(&names.access, &names.peer).map_err(failed("create the cable", &names.access))?;
-            mark(requests, &names.access)?;
-            mark(requests, &names.peer)?;
-        }
+    outcome
+}
+
+fn make_bridge(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> io::Result<()> {
+    // An own device of former settings is replaced.
+    if let Some((link, vxlan)) = links.of_vni(segment.vni)
+        && is_own(link)
+        && (vxlan.local, vxlan.port) != (segment.local, segment.udp_port)
+    {
+        requests.remove_link(link.index).map_err(failed("remove the VXLAN device", &link.name))?;
+    }
+    let names = Names::new(segment.vni);
+    if links.bridge(segment.vni).is_none() {
+        requests.add_bridge(&names.bridge).map_err(failed("create the bridge", &names.bridge))?;
+        mark(requests, &names.bridge)?;
+    }
+    Ok(())
+}
+
+fn make_ports(requests: &mut Requests, links: &Links, segment: &EvpnSegment) -> io::Result<()> {
+    let names = Names::new(segment.vni);
+    if links.of_vni(segment.vni).is_none() {
+        let EvpnSegment { vni, local, udp_port: port, .. } = *segment;
+        requests
+            .add_vxlan(&names.vxlan, &Vxlan { vni, local, port, learning: false })
+            .map_err(failed("create the VXLAN device", &names.vxlan))?;
+        mark(requests, &names.vxlan)?;
+    }
+    if links.named(&names.access).is_none() {
+        requests.add_veth(&names.access, &names.peer).map_err(failed("create the cable", &names.access))?;
+        mark(requests, &names.access)?;
+        mark(requests, &names.peer)?;
     }
     Ok(())
 }
@@ -204,9 +226,11 @@ struct Setup<'a> {
     requests: &'a mut Requests,
     links: Links,
     /// IP addresses by the index of their interface.
-    addresses: HashMap<u32, Vec<(IpAddr, u8)>>,
+    addresses: HashMap<u32, Vec<LinkAddress>>,
     restarted: &'a HashSet<u32>,
     warnings: HashSet<String>,
+    /// True if the VRF or an address of a bridge was not as it must be.
+    has_changed: bool,
 }
 
 impl Setup<'_> {
@@ -234,6 +258,8 @@ impl Setup<'_> {
             }
             if link.master.is_none() {
                 requests.set_master(link.index, bridge.index).map_err(failed("put into the bridge", &link.name))?;
+            }
+            if link.master.is_none() || is_own(link) {
                 requests
                     .set_bridge_port(link.index, false, true)
                     .map_err(failed("set the bridge port options of", &link.name))?;
@@ -252,29 +278,38 @@ impl Setup<'_> {
         if let Some(peer) = links.named(&names.peer) {
             up(requests, peer)?;
         }
-        // The bridge of another segment has the addresses of that one.
-        if is_own(&bridge) && bridge.name == names.bridge {
+        if is_bridge_of(&bridge, segment.vni) {
             self.configure_router(segment, &bridge)?;
             self.configure_addresses(segment, &bridge)?;
+        } else if is_own(&bridge) && segment.router.is_some() {
+            let (name, segment) = (&bridge.name, &segment.name);
+            self.warnings
+                .insert(format!("{name} is not the bridge of segment {segment}; it gets no address of its router"));
         }
         up(self.requests, &bridge)
     }
 
     /// Gives the bridge the VRF and the Ethernet address of the segment's router, whose interface in the kernel it is.
     fn configure_router(&mut self, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
-        let Self { requests, links, restarted, warnings, .. } = self;
+        let Self { requests, links, addresses, restarted, warnings, has_changed } = self;
         let (name, index) = (&bridge.name, bridge.index);
         let Some(router) = &segment.router else { return Ok(()) };
         // The kernel drops all neighbours of an interface whose address is set, even to the same one. After a restart
         // it has none. Then zebra 8.4 may lack the addresses of routers, and the kernel's message mends that.
         if bridge.mac != Some(router.mac) || restarted.contains(&index) {
+            *has_changed |= bridge.mac != Some(router.mac);
             requests.set_mac(index, router.mac).map_err(failed("set the Ethernet address of", name))?;
         }
-        // The interface loses its IPv6 addresses when it enters a VRF, and gets them again by the next call.
+        // The interface loses its IPv6 addresses when it enters a VRF or leaves it.
+        let mut forget_ipv6 = || {
+            *has_changed = true;
+            addresses.entry(index).or_default().retain(|it| it.address.is_ipv4());
+        };
         match &router.vrf {
             Some(vrf) => match links.named(vrf) {
                 Some(device) if bridge.master != Some(device.index) => {
                     requests.set_master(index, device.index).map_err(failed("put into the VRF device", name))?;
+                    forget_ipv6();
                 }
                 Some(_) => {}
                 None => {
@@ -287,6 +322,7 @@ impl Setup<'_> {
             },
             None if bridge.master.is_some() => {
                 requests.set_master(index, 0).map_err(failed("take out of its VRF device", name))?;
+                forget_ipv6();
             }
             None => {}
         }
@@ -295,28 +331,39 @@ impl Setup<'_> {
 
     /// Gives the bridge the IP addresses of the segment's router, and takes others from it.
     fn configure_addresses(&mut self, segment: &EvpnSegment, bridge: &Link) -> io::Result<()> {
-        let Self { requests, addresses, warnings, .. } = self;
+        let Self { requests, addresses, warnings, has_changed, .. } = self;
         let (name, index) = (&bridge.name, bridge.index);
-        let wanted = segment.router.as_ref().map(|router| router.addresses.as_slice()).unwrap_or_default();
+        let wanted = segment.router.iter().flat_map(|router| &router.addresses);
+        let wanted: Vec<LinkAddress> = wanted.map(|(address, len)| LinkAddress::new(*address, *len)).collect();
         let present = addresses.get(&index).map(Vec::as_slice).unwrap_or_default();
-        // An interface that loses its last IPv4 address forgets its neighbours, so the new ones come first.
-        for (address, len) in wanted.iter().filter(|it| !present.contains(it)) {
-            match requests.add_address(index, *address, *len) {
+        let others: Vec<LinkAddress> = present.iter().filter(|it| !wanted.contains(it)).copied().collect();
+        let mut add = |requests: &mut Requests, added: LinkAddress| {
+            let address = added.address;
+            match requests.add_address(index, added) {
                 Err(error) if address.is_ipv6() && is_without_ipv6(&error) => {
                     warnings.insert(format!(
                         "{name} does not get {address}: IPv6 is off there (sysctl net.ipv6.conf.{name}.disable_ipv6), \
                          so the routing daemon does not see that network"
                     ));
+                    Ok(())
                 }
-                added => added.map_err(failed("give an address to", name))?,
+                added => added.map_err(failed("give an address to", name)),
             }
+        };
+        // An interface that loses its last IPv4 address forgets its neighbours, so the new ones come first.
+        for address in wanted.iter().filter(|it| !present.contains(it)) {
+            *has_changed = true;
+            add(requests, *address)?;
         }
-        for (address, len) in present.iter().filter(|it| !wanted.contains(it)) {
-            tracing::info!(
-                "{name} loses {address}/{len}, which is no address of the router of segment {}",
-                segment.name
-            );
-            requests.remove_ip_address(index, *address, *len).map_err(failed("remove an address of", name))?;
+        for other in &others {
+            *has_changed = true;
+            let LinkAddress { address, len, .. } = other;
+            tracing::info!("{name} loses {address}/{len}, which the router of segment {} does not have", segment.name);
+            requests.remove_ip_address(index, *other).map_err(failed("remove an address of", name))?;
+        }
+        // The kernel removes the secondary addresses of a network together with its primary one.
+        for address in wanted.iter().filter(|it| it.address.is_ipv4() && !others.is_empty()) {
+            add(requests, *address)?;
         }
         Ok(())
     }

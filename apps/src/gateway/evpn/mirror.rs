@@ -161,6 +161,12 @@ impl Mirror {
         self.dump = self.dump.wrapping_add(1);
     }
 
+    /// Takes note that messages were lost, of which a dump tells nothing.
+    pub(super) fn lost_messages(&mut self) {
+        self.bridges_changed = true;
+        self.ipv6_changed.extend(self.segments.keys());
+    }
+
     /// Ends a dump that was complete: removes all entries that no message since [`Self::begin`] was about.
     pub(super) fn finish(&mut self) {
         let dump = self.dump;

@@ -100,8 +100,8 @@ pub(super) struct Thread {
     warnings: HashSet<String>,
     /// Limit of the repairs, in seconds.
     repairs: TokenBucket,
-    /// True if changes of bridges wait for that limit.
-    repairs_wait: bool,
+    /// Time until which no bridge is repaired, after too many repairs.
+    repairs_from: Instant,
     requests: Requests,
     mirror: Mirror,
     hosts: Hosts,
@@ -138,7 +138,7 @@ impl Thread {
             is_configured: false,
             warnings: HashSet::new(),
             repairs: TokenBucket::new(1, u128::from(REPAIRS.0) * REPAIRS.1),
-            repairs_wait: false,
+            repairs_from: now,
             requests: Requests::new()?,
             mirror: Mirror::default(),
             hosts: Hosts::default(),
@@ -241,7 +241,7 @@ impl Thread {
         }
         if now >= self.checked + IDLE {
             self.checked = now;
-            if let Err(error) = self.check_devices() {
+            if let Err(error) = self.check_devices(now) {
                 self.complain(&error);
             }
             self.sweep(now);
@@ -283,21 +283,27 @@ impl Thread {
         self.is_configured = false;
         self.mirror.watch(&vnis);
         devices::remove(&mut self.requests, removed)?;
-        self.configure()
+        self.configure().map(|_| ())
     }
 
-    /// Subscribes to what the segments need, and makes their devices as they must be.
-    fn configure(&mut self) -> io::Result<()> {
+    /// Subscribes to what the segments need, and makes their devices as they must be. Returns whether bridges were not.
+    fn configure(&mut self) -> io::Result<bool> {
         if !self.has_routers && self.segments.values().any(|segment| segment.router.is_some()) {
             // Messages that wait at the former subscription are older than the dump that follows.
             self.subscription = Subscription::with_routes(RECEIVE_BUFFER)?;
             self.dump_at = Some(Instant::now());
+            self.mirror.lost_messages();
             self.has_routers = true;
         }
         let segments: Vec<EvpnSegment> = self.segments.values().cloned().collect();
         let restarted = std::mem::take(&mut self.mirror.bridges_restarted);
-        self.is_configured = devices::ensure(&mut self.requests, &segments, &mut self.warnings, &restarted)?;
-        Ok(())
+        let ensured = devices::ensure(&mut self.requests, &segments, &mut self.warnings, &restarted);
+        if ensured.is_err() {
+            self.mirror.bridges_restarted.extend(restarted);
+        }
+        let ensured = ensured?;
+        self.is_configured = ensured.is_complete;
+        Ok(ensured.has_changed)
     }
 
     /// Removes IP addresses of local hosts from bridges of somebody else. They leave together with the port for local
@@ -316,13 +322,15 @@ impl Thread {
     }
 
     /// Makes and configures devices that somebody else removed or changed.
-    fn check_devices(&mut self) -> io::Result<()> {
+    fn check_devices(&mut self, now: Instant) -> io::Result<()> {
         let is_ready = |vni: &u32| self.mirror.devices(*vni).is_some_and(|devices| devices.bridge.is_some());
         let are_ready = self.segments.keys().all(|vni| is_ready(vni) && self.access.contains_key(vni));
         // A bridge that was down or in another VRF has lost addresses.
-        self.is_configured &= are_ready && !self.must_repair() && !self.lacks_vrf();
-        if !self.is_configured {
-            self.configure()?;
+        let must_repair = self.mirror.bridges_changed && now >= self.repairs_from;
+        self.mirror.bridges_changed &= !must_repair;
+        self.is_configured &= are_ready && !must_repair && !self.lacks_vrf();
+        if !self.is_configured && self.configure()? && must_repair {
+            self.limit_repairs(now);
         }
         if std::mem::take(&mut self.is_degraded) {
             tracing::info!("control = \"kernel\" works again");
@@ -330,22 +338,15 @@ impl Thread {
         Ok(())
     }
 
-    /// Returns whether bridges have changed. If somebody changes them again and again, the answer is true only now and
-    /// then.
-    fn must_repair(&mut self) -> bool {
-        if !self.mirror.bridges_changed {
-            return false;
-        }
-        let is_in_time = self.repairs.take(REPAIRS.0, self.start.elapsed().as_nanos() as u64);
-        if !is_in_time && !self.repairs_wait {
+    /// Takes a repair of bridges, after which the next one may have to wait.
+    fn limit_repairs(&mut self, now: Instant) {
+        if !self.repairs.take(REPAIRS.0, now.duration_since(self.start).as_nanos() as u64) {
             tracing::warn!(
-                "bridges of segments change again and again; from now on they are repaired every {} seconds",
+                "somebody changes the bridges of segments again and again; the next repair is in {} seconds",
                 REPAIRS.0
             );
+            self.repairs_from = now + Duration::from_secs(REPAIRS.0);
         }
-        self.repairs_wait = !is_in_time;
-        self.mirror.bridges_changed = !is_in_time;
-        is_in_time
     }
 
     /// Returns whether a bridge that the gateway made is not in the VRF device of its segment.
@@ -358,7 +359,7 @@ impl Thread {
         let by_name: HashMap<&str, u32> = self.mirror.links().map(|link| (link.name.as_str(), link.index)).collect();
         of_vrfs.iter().any(|(vni, vrf)| {
             let bridge = self.mirror.devices(*vni).and_then(|devices| self.mirror.link(devices.bridge?));
-            let bridge = bridge.filter(|bridge| devices::is_own(bridge));
+            let bridge = bridge.filter(|bridge| devices::is_bridge_of(bridge, *vni));
             by_name.get(vrf.as_str()).is_some_and(|device| bridge.is_some_and(|it| it.master != Some(*device)))
         })
     }
@@ -375,7 +376,7 @@ impl Thread {
                     // What waits is older than the next dump. The kernel reports the next loss only after the queue
                     // was empty.
                     self.overflows += 1;
-                    mirror.bridges_changed = true;
+                    mirror.lost_messages();
                     (lost, limit) = (true, usize::MAX);
                 }
                 Received::More if lost => {}
@@ -421,7 +422,7 @@ impl Thread {
                 Received::All => return Ok(()),
                 Received::Lost => {
                     *overflows += 1;
-                    mirror.bridges_changed = true;
+                    mirror.lost_messages();
                 }
                 Received::More => {}
             }
