@@ -6,10 +6,14 @@
 //! 10.1.0.1/24      10.1.0.254              VNI 4001        10.4.0.254/24                   10.4.0.1/24
 //! ```
 
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
+
 use serde_json::Value;
 use wirepath_testlab::{LinuxGuest, Namespace, Requirement, Veth, eventually, run, skip_or_fail};
 
 use crate::evpn::{BGPD, Fabric, Frr, Gateway, SPEAKERS, ZEBRA, bgpd_text, is_missing};
+use crate::evpn_leaves::neighbour_lines;
 use crate::tcp::transfer;
 use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
@@ -44,27 +48,28 @@ fn plug_host(host: &Namespace, networks: [[&str; 3]; 2]) {
     }
 }
 
-/// Makes the other leaf a router with a subnet of its own. Returns the host there.
-fn plug_router(fabric: &Fabric, variant: Variant) -> Namespace {
-    let leaf = fabric.leaf();
-    let local = variant.remote(0);
-    for vni in [L3VNI, FAR_VNI] {
+/// Makes leaf `n` a router with a subnet of its own. Returns the host there.
+fn plug_router(fabric: &Fabric, n: usize) -> Namespace {
+    let leaf = &fabric.world.remotes[n];
+    let local = fabric.world.variant.remote(n);
+    let far_vni = FAR_VNI + n as u32;
+    for vni in [L3VNI, far_vni] {
         leaf.ip(&format!("link add br{vni} type bridge mcast_snooping 0"));
         leaf.ip(&format!("link add vx{vni} type vxlan id {vni} dstport 4789 local {local} nolearning"));
         leaf.ip(&format!("link set vx{vni} master br{vni} up"));
         leaf.run(&["bridge", "link", "set", "dev", &format!("vx{vni}"), "learning", "off", "neigh_suppress", "on"])
             .expect();
     }
-    let beyond = fabric.world.lab.namespace("beyond");
+    let beyond = fabric.world.lab.namespace(&format!("beyond{n}"));
     Veth::new((leaf, "port44"), (&beyond, "eth0")).mtu(fabric.world.inner_mtu()).plug();
-    leaf.ip(&format!("link set port44 master br{FAR_VNI}"));
-    for vni in [L3VNI, FAR_VNI] {
+    leaf.ip(&format!("link set port44 master br{far_vni}"));
+    for vni in [L3VNI, far_vni] {
         leaf.ipv6(&format!("br{vni}"));
         leaf.ip(&format!("link set br{vni} up"));
     }
     for [network, router, _] in FAR {
         let nodad = if router.contains(':') { " nodad" } else { "" };
-        leaf.ip(&format!("addr add {} dev br{FAR_VNI}{nodad}", with_len([network, router])));
+        leaf.ip(&format!("addr add {} dev br{far_vni}{nodad}", with_len([network, router])));
     }
     for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
         leaf.run(&["sysctl", "-qw", &format!("{key}=1")]).expect();
@@ -143,7 +148,7 @@ pub(crate) fn subnets_are_routed_over_a_shared_underlay(variant: Variant) {
 fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     let variant = fabric.world.variant;
     let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
-    let beyond = plug_router(fabric, variant);
+    let beyond = plug_router(fabric, 0);
     plug_host(host, NEAR);
     near.run(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=0"]).expect();
     let gateway = fabric.gateway_of(&(underlay.to_owned() + &segments("default")));
@@ -259,6 +264,101 @@ fn route_subnets(fabric: &Fabric, underlay: &str, speakers: [String; 2]) {
     assert!(!links.contains(": wp"), "{links}");
 }
 
+/// Two leaves advertise the same network and the same host. Flows are spread over both routers, and go to the other one
+/// while one leaf has no BGP.
+pub(crate) fn leaves_share_a_network(variant: Variant) {
+    if is_missing(variant) {
+        return;
+    }
+    let mut fabric = Fabric::shared(variant);
+    fabric.world.plug_remote();
+    let (host, near, leaves) = (fabric.host(), &fabric.world.gateway, &fabric.world.remotes);
+    let beyond = [0, 1].map(|n| plug_router(&fabric, n));
+    plug_host(host, NEAR);
+    let gateway = fabric.gateway_of(&(SHARED.to_owned() + &segments("default")));
+    gateway.wait("evpn", "the devices", |rows| rows.len() == 2 && rows.iter().all(|row| row["state"] == "ready"));
+    let own = variant.vtep().to_string();
+    let vteps = [0, 1].map(|n| variant.remote(n).to_string());
+    let [second, activate] = neighbour_lines(&vteps[1]);
+    let (zebra, bgp, evpn) =
+        (format!("vni {L3VNI}\n"), second + &network_lines(NEAR), ADVERTISED.to_owned() + &activate);
+    let _near = Frr::routing(near, &own, &vteps[0], &zebra, &bgp, &evpn);
+    // FRR 8.4 drops the router's address of a leaf when another leaf joins the last route of an IP version. So each leaf
+    // has networks of its own too.
+    let mut far = [0, 1].map(|n| {
+        let networks = [format!("10.5.{n}.0/24"), format!("fd05:{n}::/64")];
+        leaves[n].ip(&format!("addr add 10.5.{n}.1/24 dev br{L3VNI}"));
+        leaves[n].ip(&format!("addr add fd05:{n}::1/64 dev br{L3VNI} nodad"));
+        let bgp = network_lines(FAR) + &network_lines(networks.each_ref().map(|network| [network.as_str(), "", ""]));
+        Frr::routing(&leaves[n], &vteps[n], &own, &zebra, &bgp, ADVERTISED)
+    });
+
+    // A leaf advertises its host when it knows the address of the host.
+    let [network, router, address] = FAR[0];
+    let routers = [0, 1].map(|n| colons(leaves[n].mac(&format!("br{L3VNI}"))));
+    let wait_for_routers = |expected: &[usize]| {
+        let is_expected = |via: &str| (0..2).all(|n| via.contains(&routers[n]) == expected.contains(&n));
+        gateway.wait("routes", &format!("routers {expected:?}"), |rows| {
+            let reach = |to: &str| {
+                let row = rows.iter().find(|row| row["to"] == *to && row["origin"] == "kernel");
+                row.and_then(|row| row["via"].as_str()).is_some_and(is_expected)
+            };
+            beyond.iter().for_each(|host| _ = pings(host, router, 56, 1));
+            reach(network) && reach(&format!("{address}/32"))
+        });
+        expected.iter().for_each(|n| gateway.wait_for_mac(&routers[*n], Some((&vteps[*n], "external"))));
+    };
+    let flows = || spread_flows(host, &beyond, address);
+    wait_for_routers(&[0, 1]);
+    let both = flows();
+    assert!(both.iter().all(|arrived| arrived.len() > usize::from(FLOWS / 4)), "{both:?}");
+
+    for n in [0, 1] {
+        far[n].kill_bgpd();
+        wait_for_routers(&[1 - n]);
+        let one = flows();
+        assert!(one[n].is_empty() && one[1 - n].len() == usize::from(FLOWS), "without leaf {n}: {one:?}");
+        far[n].start_bgpd();
+        wait_for_routers(&[0, 1]);
+        let again = flows();
+        assert!(again.iter().all(|arrived| arrived.len() > usize::from(FLOWS / 4)), "{again:?}");
+    }
+    gateway.program.stop();
+}
+
+/// Flows of [`spread_flows`]. Their datagrams fit in the buffer of a socket.
+const FLOWS: u16 = 100;
+
+/// Sends a datagram of each flow to both hosts with an address. Returns the flows that each of them has received.
+#[track_caller]
+fn spread_flows(from: &Namespace, hosts: &[Namespace; 2], address: &str) -> [BTreeSet<u16>; 2] {
+    let receivers = hosts.each_ref().map(|host| {
+        let socket = host.inside(|| UdpSocket::bind((address, 7000)).expect("a socket"));
+        socket.set_nonblocking(true).expect("set");
+        socket
+    });
+    from.inside(|| {
+        for flow in 0..FLOWS {
+            let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+            socket.send_to(&flow.to_be_bytes(), (address, 7000)).expect("sent");
+        }
+    });
+    let mut arrived = [BTreeSet::new(), BTreeSet::new()];
+    let mut count = 0;
+    let all = eventually(WAIT_LIMIT, || {
+        for (receiver, flows) in receivers.iter().zip(&mut arrived) {
+            let mut bytes = [0; 2];
+            while receiver.recv(&mut bytes).is_ok() {
+                flows.insert(u16::from_be_bytes(bytes));
+                count += 1;
+            }
+        }
+        count >= FLOWS
+    });
+    assert!(all && count == FLOWS && arrived[0].is_disjoint(&arrived[1]), "{count} datagrams: {arrived:?}");
+    arrived
+}
+
 /// Runs the gateway and FRR in a guest, whose kernel has VRF devices. The routes are those of a VRF.
 ///
 /// ```text
@@ -275,7 +375,7 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
     }
     let fabric = Fabric::new(variant);
     let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
-    let beyond = plug_router(&fabric, variant);
+    let beyond = plug_router(&fabric, 0);
     plug_host(host, NEAR);
     near.ip("addr flush dev bgp");
     for port in ["wan", "bgp", "lan0"] {

@@ -292,6 +292,7 @@ over! {
     evpn_routing_af_packet_ipv4,
     by("af_packet", false),
     subnets: crate::evpn_routing::subnets_are_routed_both_ways;
+    shared_network: crate::evpn_routing::leaves_share_a_network;
     vrf_device: crate::evpn_routing::a_vrf_of_the_kernel_has_the_routes;
 }
 
