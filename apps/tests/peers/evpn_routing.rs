@@ -283,8 +283,8 @@ pub(crate) fn leaves_share_a_network(variant: Variant) {
     let (zebra, bgp, evpn) =
         (format!("vni {L3VNI}\n"), second + &network_lines(NEAR), ADVERTISED.to_owned() + &activate);
     let _near = Frr::routing(near, &own, &vteps[0], &zebra, &bgp, &evpn);
-    // FRR 8.4 drops the router's address of a leaf when another leaf joins the last route of an IP version. So each leaf
-    // has networks of its own too.
+    // FRR 8.4 drops the router's address of a leaf when another leaf joins the last route of an IP version. So each
+    // leaf has networks of its own too.
     let mut far = [0, 1].map(|n| {
         let networks = [format!("10.5.{n}.0/24"), format!("fd05:{n}::/64")];
         leaves[n].ip(&format!("addr add 10.5.{n}.1/24 dev br{L3VNI}"));
