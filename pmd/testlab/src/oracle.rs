@@ -110,6 +110,9 @@ pub fn scapy<F: AsRef<[u8]>>(frames: &[F], script: &str) -> ScriptOutput {
     const START: &str = "\
 import sys, logging
 logging.getLogger('scapy').setLevel(logging.ERROR)
+from scapy.config import conf
+# The other layers take half of the start.
+conf.load_layers = ['dns', 'inet', 'inet6', 'ipsec', 'l2', 'vxlan']
 from scapy.all import *
 from scapy.layers.vxlan import VXLAN
 frames = [bytes(raw) for raw, _ in RawPcapReader(sys.argv[1])] if sys.argv[3] != '0' else []
