@@ -14,7 +14,7 @@
 //! ... TAP guest --- eth0 router tun1 --- tun0
 //! ```
 //!
-//! [`CELLS`] and [`SRV6`] have the tunnels. Each of them carries echo requests of all lengths, datagrams and TCP, over
+//! [`CELLS`] and [`SRV6`] have the tunnels. Each of them carries echo requests of many lengths, datagrams and TCP, over
 //! both IP versions inside.
 
 use std::collections::BTreeSet;
@@ -476,19 +476,23 @@ impl Inner {
     }
 }
 
-/// Echo requests of ICMP, each with a reply. There are more of them than lengths. Drivers other than AF_PACKET carry a
-/// tenth. The guest's kernel answers them, which takes a third of the time that a program in the guest takes.
+/// Echo requests of ICMP, each with a reply. Drivers other than AF_PACKET carry a tenth. The guest's kernel answers them,
+/// which takes a third of the time that a program in the guest takes.
 const REQUESTS: u16 = 10_000;
 /// Datagrams of UDP that tshark sees, in each direction.
 const SAMPLE: u16 = 200;
-/// Messages on their way at the same time, so that no queue overflows. The guest's socket for replies of ICMP has room
-/// for 128 KiB (icmp_init in net/ipv4/icmp.c).
-const WINDOW: usize = 8;
+/// Bytes of the messages on their way at the same time, so that no queue overflows. The guest's socket for replies of
+/// ICMP has room for 128 KiB (icmp_init in net/ipv4/icmp.c).
+const WINDOW: usize = 72 * 1024;
+/// Least bytes that a message counts in the window. The kernels' buffers have headroom and a state of their own.
+const LEAST: usize = 2560;
 /// Bytes of the shortest and of the longest frame, without frame check sequence. The links of emulated NICs have an
 /// MTU of 9000.
 const SHORTEST: usize = 64;
 const LONGEST: usize = 9000;
 const LONGEST_EMULATED: usize = 8800;
+/// Bytes of the longest frame on links with Ethernet's usual MTU.
+const ETHERNET: usize = 1514;
 /// Bytes of the underlay's MTU for tunnel headers.
 const TUNNEL: usize = 200;
 /// Bytes of TCP in each direction.
@@ -803,11 +807,17 @@ fn complete(port: &mut FramePort) -> Vec<Vec<u8>> {
     port.drain().into_iter().filter(|frame| !frame.checksum_pending).map(|frame| frame.bytes).collect()
 }
 
-/// Content of a datagram: its number and random bytes. All lengths of frames occur.
-fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
+/// Length of a datagram. All lengths of Ethernet's frames occur. Each fifth frame may be longer, as the guest takes much
+/// more time for such ones.
+fn length(number: u16, headers: usize, longest: usize) -> usize {
+    let longest = if number.is_multiple_of(5) { longest } else { longest.min(ETHERNET) };
     // The factor is a prime number and does not divide the number of lengths.
-    let frame = SHORTEST + usize::from(number) * 2237 % (longest - SHORTEST + 1);
-    let mut bytes = vec![0; frame - headers];
+    SHORTEST + usize::from(number) * 2237 % (longest - SHORTEST + 1) - headers
+}
+
+/// Content of a datagram: its number and random bytes.
+fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length(number, headers, longest)];
     fastrand::Rng::with_seed(number.into()).fill(&mut bytes);
     bytes[..2].copy_from_slice(&number.to_be_bytes());
     bytes
@@ -817,7 +827,7 @@ fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
 /// loaded machine. The gateway loses none, as its own counters show.
 const LATE: Duration = Duration::from_secs(5);
 /// Datagrams of an exchange that may be sent again. A guest on a loaded machine may stand still for [`STALLED`].
-const MAX_RESENT: usize = 12 * WINDOW;
+const MAX_RESENT: usize = 96;
 
 /// Sends messages to a destination that echoes them. Each returns unchanged. An error names those that do not return.
 ///
@@ -838,12 +848,13 @@ fn echo_all(
         let message = [header.clone(), content(number, inner.headers, longest)].concat();
         assert_eq!(socket.send(&message).expect("sent"), message.len());
     };
+    let room = |number| length(number, inner.headers, longest).max(LEAST);
     let (mut next, mut open, mut buffer) = (0, BTreeSet::new(), vec![0; 65_536]);
     let (mut resent, mut progress) = (Vec::new(), Instant::now());
     loop {
         // The server takes others when it has seen the first one.
         let window = if next <= 1 { 1 } else { WINDOW };
-        while next < count && open.len() < window {
+        while next < count && open.iter().map(|number| room(*number)).sum::<usize>() < window {
             send(next);
             open.insert(next);
             next += 1;
@@ -879,7 +890,7 @@ fn echo_all(
     }
 }
 
-/// Each tunnel carries frames of all lengths and TCP unharmed, and tshark accepts its packets.
+/// Each tunnel carries frames of many lengths and TCP unharmed, and tshark accepts its packets.
 pub(crate) fn carry(variant: Variant) {
     let Some(mut peer) = Peer::boot(variant) else { return };
     let cells = CELLS.iter().map(|cell| (cell, None)).chain(SRV6.iter().map(|(cell, srv6)| (cell, Some(srv6))));
