@@ -476,8 +476,8 @@ impl Inner {
     }
 }
 
-/// Echo requests of ICMP, each with a reply. Drivers other than AF_PACKET carry a tenth. The guest's kernel answers them,
-/// which takes a third of the time that a program in the guest takes.
+/// Echo requests of ICMP, each with a reply. Drivers other than AF_PACKET carry a tenth. The guest's kernel answers
+/// them, which takes a third of the time that a program in the guest takes.
 const REQUESTS: u16 = 10_000;
 /// Datagrams of UDP that tshark sees, in each direction.
 const SAMPLE: u16 = 200;
@@ -807,7 +807,7 @@ fn complete(port: &mut FramePort) -> Vec<Vec<u8>> {
     port.drain().into_iter().filter(|frame| !frame.checksum_pending).map(|frame| frame.bytes).collect()
 }
 
-/// Length of a datagram. All lengths of Ethernet's frames occur. Each fifth frame may be longer, as the guest takes much
+/// Length of a datagram. All lengths of Ethernet's frames occur. Each fifth frame may be longer: the guest takes much
 /// more time for such ones.
 fn length(number: u16, headers: usize, longest: usize) -> usize {
     let longest = if number.is_multiple_of(5) { longest } else { longest.min(ETHERNET) };
