@@ -96,14 +96,21 @@ pub(crate) fn far_router(remote: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 9, remote])
 }
 
-/// Address of the router of a slot with this network.
-pub(crate) fn router_address(network: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, network, 0, 1)
+/// Returns the addresses of both versions with this number in a network.
+pub(crate) fn addresses(network: u8, number: u8) -> [IpAddr; 2] {
+    let v6 = Ipv6Addr::new(0xfd00, network.into(), 0, 0, 0, 0, 0, number.into());
+    [Ipv4Addr::new(10, network, 0, number).into(), v6.into()]
 }
 
-/// Address and Ethernet address of the host in a network that answers ARP. It is at the first attachment.
-pub(crate) fn neighbour(network: u8) -> (Ipv4Addr, MacAddr) {
-    (Ipv4Addr::new(10, network, 0, 10), MacAddr([2, 0, 0, 0, 3, network]))
+/// Addresses of the router of a slot with this network.
+pub(crate) fn router_addresses(network: u8) -> [IpAddr; 2] {
+    addresses(network, 1)
+}
+
+/// Addresses and Ethernet address of the host in a network that answers ARP and neighbour discovery. It is at the first
+/// attachment.
+pub(crate) fn neighbour(network: u8) -> ([IpAddr; 2], MacAddr) {
+    (addresses(network, 10), MacAddr([2, 0, 0, 0, 3, network]))
 }
 
 /// Place of an address.
@@ -156,14 +163,26 @@ pub(crate) enum Target {
     Neighbour,
 }
 
-/// Networks of static routes.
-pub(crate) const NETWORKS: [(Ipv4Addr, u8); 5] = [
-    (Ipv4Addr::new(10, 50, 0, 0), 16),
-    (Ipv4Addr::new(10, 60, 0, 0), 16),
-    (Ipv4Addr::new(10, 60, 1, 0), 24),
-    (Ipv4Addr::new(10, 0, 0, 0), 8),
-    (Ipv4Addr::new(10, 2, 0, 0), 16),
+/// Networks of static routes. Some contain others, or networks of segments.
+pub(crate) const NETWORKS: [(IpAddr, u8); 9] = [
+    v4(50, 0, 16),
+    v4(60, 0, 16),
+    v4(60, 1, 24),
+    v4(0, 0, 8),
+    v4(2, 0, 16),
+    v6(0x50, 0, 32),
+    v6(0x60, 0, 32),
+    v6(0x60, 1, 48),
+    v6(2, 0, 32),
 ];
+
+const fn v4(second: u8, third: u8, len: u8) -> (IpAddr, u8) {
+    (IpAddr::V4(Ipv4Addr::new(10, second, third, 0)), len)
+}
+
+const fn v6(second: u16, third: u16, len: u8) -> (IpAddr, u8) {
+    (IpAddr::V6(Ipv6Addr::new(0xfd00, second, third, 0, 0, 0, 0, 0)), len)
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
@@ -287,7 +306,7 @@ impl Config {
                     remote_address(remote),
                     far_router(remote)
                 ),
-                Target::Neighbour => format!("via = ['{}']", neighbour(1).0),
+                Target::Neighbour => format!("via = ['{}']", neighbour(1).0[usize::from(network.is_ipv6())]),
             };
             routes.push(format!("{{ to = '{network}/{len}', {target} }}"));
         }
@@ -419,7 +438,8 @@ impl Segment {
             writeln!(text, "move_limit = {moves}\nmove_window = {MOVE_WINDOW}\nfreeze_time = {FREEZE_TIME}").unwrap();
         }
         if let Some(network) = network {
-            writeln!(text, "addresses = ['{}/24']", router_address(network)).unwrap();
+            let [v4, v6] = router_addresses(network);
+            writeln!(text, "addresses = ['{v4}/24', '{v6}/64']").unwrap();
         }
         let fixed = |(number, place): &(u8, Place)| {
             let place = match *place {

@@ -9,7 +9,7 @@ mod reference;
 mod wire;
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 use wirepath_packet::drops::DropReason;
@@ -24,8 +24,8 @@ use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
 use config::{
-    Config, NETWORKS, NVGRE, PORTS, REMOTES, SLOTS, attached, host, neighbour, remote_address, remote_mac,
-    router_address,
+    Config, NETWORKS, NVGRE, PORTS, REMOTES, SLOTS, addresses, attached, host, neighbour, remote_address, remote_mac,
+    router_addresses,
 };
 use reference::{Effects, Model, Out};
 use wire::{Kind, US};
@@ -274,7 +274,7 @@ impl Lab {
         let slot = usize::from(how) % 3;
         let (port, vlan) = attached(slot, usize::from(how >> 2) % 3);
         let packet = routed_packet(input, SLOTS[slot].network.unwrap_or(1));
-        let mut frame = wire::ethernet(US, host(how >> 3), wire::IPV4, &packet);
+        let mut frame = wire::ethernet(US, host(how >> 3), wire::ethertype_of(&packet), &packet);
         if how == 255 {
             frame = wire::ethernet(US, host(0), 0x88b5, &packet);
         }
@@ -333,8 +333,8 @@ impl Lab {
     fn underlay(&mut self, bytes: Vec<u8>, found: &mut Vec<Out>) -> bool {
         let nvgre = self.model.config.segments[NVGRE].is_some();
         if let Some(tunnelled) = wire::from_gateway(&bytes, nvgre) {
-            // ARP of a router, which the remotes do not answer.
-            if tunnelled.kind.carries_ip() || !wire::is_arp(&tunnelled.payload) {
+            // ARP and ND of a router, which the remotes do not answer.
+            if tunnelled.kind.carries_ip() || !wire::is_resolution(&tunnelled.payload) {
                 found.push(Out::Tunnel(tunnelled));
             }
             return false;
@@ -351,7 +351,7 @@ impl Lab {
 
     /// Takes a frame that was sent to a local port. Returns true if it was answered.
     fn lan(&mut self, port: PortId, bytes: Vec<u8>, found: &mut Vec<Out>) -> bool {
-        if !wire::is_arp(&bytes) {
+        if !wire::is_resolution(&bytes) {
             found.push(Out::Local(port.index() as u16, wire::comparable(bytes)));
             return false;
         }
@@ -359,8 +359,9 @@ impl Lab {
         let here = (port.index() as u16, vlan);
         let of_slot = |slot: usize| SLOTS[slot].network.filter(|_| attached(slot, 0) == here);
         let Some(network) = (0..SLOTS.len()).find_map(of_slot) else { return false };
-        let (ip, mac) = neighbour(network);
-        let Some(reply) = wire::arp_reply(&request, ip, mac) else { return false };
+        let (addresses, mac) = neighbour(network);
+        let reply = addresses.into_iter().find_map(|ip| wire::resolution_reply(&request, ip, mac));
+        let Some(reply) = reply else { return false };
         let reply = vlan.map_or_else(|| reply.clone(), |vlan| wire::tagged(&reply, vlan));
         self.model.local(here.0, &reply);
         self.send(port, &[reply]);
@@ -407,14 +408,15 @@ impl Lab {
         })
     }
 
-    /// Returns the networks whose neighbour the gateway knows. A packet to another one waits.
-    fn resolved(&mut self) -> HashSet<u8> {
+    /// Returns the addresses of neighbours that the gateway knows. A packet to another one waits.
+    fn resolved(&mut self) -> HashSet<IpAddr> {
         let rows = self.rows("neighbours");
-        let is_known = |network: &u8| {
-            let address = neighbour(*network).0.to_string();
+        let is_known = |address: &IpAddr| {
+            let address = address.to_string();
             rows.iter().any(|row| row[1] == address.as_str() && row[3].as_str().is_some_and(|mac| !mac.is_empty()))
         };
-        SLOTS.iter().filter_map(|slot| slot.network).filter(is_known).collect()
+        let networks = SLOTS.iter().filter_map(|slot| slot.network);
+        networks.flat_map(|network| neighbour(network).0).filter(is_known).collect()
     }
 
     fn fdb_rows(&mut self) -> Vec<(String, String, String, String, Option<u32>)> {
@@ -464,7 +466,7 @@ fn inner_frame(input: &mut Input<'_>, network: Option<u8>, is_alone: bool) -> (V
         _ => neighbour(network.unwrap_or(1)).1,
     };
     let count = [1, 1, 2, 4][usize::from(ends >> 6)];
-    let ip = |mac: MacAddr| Ipv4Addr::new(10, 1, 0, 100 + mac.0[5] % 100);
+    let ip = |mac: MacAddr| addresses(1, 100 + mac.0[5] % 100)[0];
     let frame = match how >> 4 & 3 {
         0 => wire::ethernet(dst, src, 0x88b5, &[0x5a; 46]),
         1 if is_alone => wire::ethernet(dst, src, 0x88b5, &[]),
@@ -474,17 +476,22 @@ fn inner_frame(input: &mut Input<'_>, network: Option<u8>, is_alone: bool) -> (V
     (frame, count)
 }
 
-/// Returns an IPv4 packet that a router has to forward or to refuse.
+/// Returns an IP packet that a router has to forward or to refuse.
 fn routed_packet(input: &mut Input<'_>, network: u8) -> Vec<u8> {
-    let how = input.byte();
-    let dst = match how % 10 {
-        number @ 0..3 => neighbour(1 + number).0,
-        3 => router_address(1),
-        4 => Ipv4Addr::new(10, 99, 0, 1),
-        other => Ipv4Addr::from_bits(NETWORKS[usize::from(other) - 5].0.to_bits() | 0x0000_0101),
+    let (how, to) = (input.byte(), usize::from(input.byte()));
+    let version = to >> 4 & 1;
+    let dst = match to % 10 {
+        number @ 0..3 => neighbour(1 + number as u8).0[version],
+        3 => router_addresses(1)[version],
+        4 => addresses(99, 1)[version],
+        _ => match NETWORKS[to % NETWORKS.len()].0 {
+            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | 0x0101).into(),
+            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | 1).into(),
+        },
     };
+    let src = addresses(network, 20)[usize::from(dst.is_ipv6())];
     let ttl = if how >= 240 { 1 } else { 64 };
-    wire::datagram(Ipv4Addr::new(10, network, 0, 20), dst, ttl, 20 + usize::from(how >> 5) * 20)
+    wire::datagram(src, dst, ttl, 20 + usize::from(how >> 5) * 20)
 }
 
 /// Describes frames by their addresses.

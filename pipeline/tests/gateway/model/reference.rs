@@ -1,14 +1,14 @@
 //! The reference model of a gateway: what each frame, change and second means, in plain collections.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::MacAddr;
 
 use super::config::{
     Attached, Config, FREEZE_TIME, MOVE_WINDOW, NETWORKS, Place, Port, SLOTS, Segment, Target, far_router, neighbour,
-    remote_address, remote_mac, remote_sid, router_address,
+    remote_address, remote_mac, remote_sid, router_addresses,
 };
 use super::wire::{self, Kind, Tunnelled, US};
 
@@ -86,10 +86,10 @@ pub(crate) struct Model {
     reports: Vec<(Key, Place)>,
     /// Frames of remotes that the control thread has just learned, for the workers.
     returned: Vec<(usize, u8, Vec<u8>)>,
-    /// Networks whose neighbour has answered ARP. The caller says so before each step.
-    pub(crate) resolved: HashSet<u8>,
-    /// Frames of routers that wait for a neighbour: its network, its segment and the frame.
-    waiting: Vec<(u8, usize, Vec<u8>)>,
+    /// Addresses of neighbours that have answered. The caller says so before each step.
+    pub(crate) resolved: HashSet<IpAddr>,
+    /// Frames of routers that wait for a neighbour: its address, its segment and the frame.
+    waiting: Vec<(IpAddr, usize, Vec<u8>)>,
     /// True if a step has an effect that the model does not know.
     pub(crate) is_unknown: bool,
     effects: Effects,
@@ -237,7 +237,7 @@ impl Model {
 
     fn inner(&mut self, slot: usize, remote: u8, frame: &[u8]) {
         if SLOTS[slot].kind.carries_ip() {
-            return self.route(slot, &wire::ethernet(US, US, wire::IPV4, frame));
+            return self.route(slot, &wire::ethernet(US, US, wire::ethertype_of(frame), frame));
         }
         if wire::ethertype(frame) == wire::VLAN && !self.segment(slot).carries_tags {
             return self.drop(DropReason::InnerVlan);
@@ -315,32 +315,36 @@ impl Model {
 
     /// Takes a frame to the router of a slot.
     fn route(&mut self, slot: usize, frame: &[u8]) {
-        if wire::ethertype(frame) == wire::ARP {
-            // The neighbour of a network answers.
-            self.resolved.extend(SLOTS[slot].network);
+        // The neighbour of a network answers.
+        if let Some(address) = wire::resolved_address(frame) {
+            self.resolved.insert(address);
             return;
         }
         if wire::ethertype(frame) == wire::VLAN {
             return self.drop(DropReason::InnerVlan);
         }
-        let Some((_, to, ttl)) = wire::ipv4_addresses(frame) else { return self.drop(DropReason::UnknownEtherType) };
+        let Some((to, ttl)) = wire::destination_and_ttl(frame) else { return self.drop(DropReason::UnknownEtherType) };
+        let (ethertype, is_v6) = (wire::ethertype(frame), to.is_ipv6());
+        // Types and codes of both versions (RFC 792, RFC 1812 section 5.2.7, RFC 4443 section 3).
+        let error = |v4: (u8, u8), v6: (u8, u8)| Some(if is_v6 { v6 } else { v4 });
         let refused = match self.find_route(to) {
-            Some(Route::Local) => (DropReason::NotForUs, Some((3, 3))),
-            None | Some(Route::Discard(Target::Unreachable)) => (DropReason::NoRoute, Some((3, 0))),
-            Some(Route::Discard(Target::Prohibit)) => (DropReason::Prohibited, Some((3, 13))),
+            Some(Route::Local) => (DropReason::NotForUs, error((3, 3), (1, 4))),
+            None | Some(Route::Discard(Target::Unreachable)) => (DropReason::NoRoute, error((3, 0), (1, 0))),
+            Some(Route::Discard(Target::Prohibit)) => (DropReason::Prohibited, error((3, 13), (1, 1))),
             Some(Route::Discard(_)) => (DropReason::Blackhole, None),
-            _ if ttl <= 1 => (DropReason::HopLimit, Some((11, 0))),
+            _ if ttl <= 1 => (DropReason::HopLimit, error((11, 0), (3, 0))),
             Some(Route::Forward(out, mac)) => {
-                let frame = wire::ethernet(mac, US, wire::IPV4, &wire::forwarded(&frame[14..]));
-                let network = SLOTS[out].network.filter(|it| neighbour(*it).1 == mac && !self.resolved.contains(it));
-                return match network {
-                    Some(network) => self.waiting.push((network, out, frame)),
+                let frame = wire::ethernet(mac, US, ethertype, &wire::forwarded(&frame[14..]));
+                let neighbour = SLOTS[out].network.map(neighbour).filter(|(_, of)| *of == mac);
+                let address = neighbour.map(|(addresses, _)| addresses[usize::from(is_v6)]);
+                return match address.filter(|it| !self.resolved.contains(it)) {
+                    Some(address) => self.waiting.push((address, out, frame)),
                     None => self.forward(out, &frame),
                 };
             }
             Some(Route::Tunnel(out)) => {
                 let remote = self.segment(out).remotes[0];
-                return self.send(out, remote, &wire::ethernet(US, US, wire::IPV4, &wire::forwarded(&frame[14..])));
+                return self.send(out, remote, &wire::ethernet(US, US, ethertype, &wire::forwarded(&frame[14..])));
             }
         };
         self.drop(refused.0);
@@ -362,11 +366,10 @@ impl Model {
         }
     }
 
-    fn find_route(&self, to: Ipv4Addr) -> Option<Route> {
+    fn find_route(&self, to: IpAddr) -> Option<Route> {
         let mut best: Option<(u8, Route)> = None;
-        let mut offer = |network: Ipv4Addr, len: u8, route: Route| {
-            let mask = u32::MAX << (32 - len);
-            if to.to_bits() & mask == network.to_bits() & mask && best.is_none_or(|(known, _)| known < len) {
+        let mut offer = |network: IpAddr, len: u8, route: Route| {
+            if contains(network, len, to) && best.is_none_or(|(known, _)| known < len) {
                 best = Some((len, route));
             }
         };
@@ -374,9 +377,12 @@ impl Model {
             if self.config.segments[slot].is_none() {
                 continue;
             }
-            let (host, mac) = neighbour(network);
-            offer(router_address(network), 32, Route::Local);
-            offer(host, 32, Route::Forward(slot, mac));
+            let (hosts, mac) = neighbour(network);
+            for (router, host) in router_addresses(network).into_iter().zip(hosts) {
+                let len = if host.is_ipv6() { 128 } else { 32 };
+                offer(router, len, Route::Local);
+                offer(host, len, Route::Forward(slot, mac));
+            }
         }
         for (number, (network, len)) in NETWORKS.into_iter().enumerate() {
             let Some(target) = self.config.route(number) else { continue };
@@ -407,7 +413,7 @@ impl Model {
             self.inner(slot, remote, &payload);
         }
         let resolved = &self.resolved;
-        let sent: Vec<_> = self.waiting.extract_if(.., |(network, ..)| resolved.contains(network)).collect();
+        let sent: Vec<_> = self.waiting.extract_if(.., |(address, ..)| resolved.contains(address)).collect();
         sent.into_iter().for_each(|(_, slot, frame)| self.forward(slot, &frame));
         self.learn_reported();
     }
@@ -576,6 +582,15 @@ impl Model {
                 self.left(key.0, place);
             }
         }
+    }
+}
+
+/// Returns whether an address is in a network with this number of bits.
+fn contains(network: IpAddr, len: u8, address: IpAddr) -> bool {
+    match (network, address) {
+        (IpAddr::V4(network), IpAddr::V4(address)) => (network.to_bits() ^ address.to_bits()) >> (32 - len) == 0,
+        (IpAddr::V6(network), IpAddr::V6(address)) => (network.to_bits() ^ address.to_bits()) >> (128 - len) == 0,
+        _ => false,
     }
 }
 

@@ -13,12 +13,17 @@ pub(crate) const OUR_SID: Ipv6Addr = Ipv6Addr::new(0xfc00, 1, 0, 0, 0, 0, 0, 0x1
 
 pub(crate) const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-pub(crate) const ARP: u16 = 0x0806;
+const ARP: u16 = 0x0806;
 pub(crate) const VLAN: u16 = 0x8100;
 const ETHERNET: u16 = 0x6558;
 const MPLS: u16 = 0x8847;
 
 const GRE_KEY: u16 = 0x2000;
+
+const ICMPV6: u8 = 58;
+/// Types of neighbour discovery (RFC 4861 section 4).
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
 
 /// Kinds of tunnels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,21 +62,22 @@ impl Kind {
         matches!(self, Self::Gre | Self::Ipip)
     }
 
-    /// Returns the UDP port, or the IP protocol.
-    fn carrier(self) -> Result<u16, u8> {
+    /// Returns the UDP port, or the IP protocol, for this payload.
+    fn carrier(self, payload: &[u8]) -> Result<u16, u8> {
         match self {
             Self::Vxlan => Ok(4789),
             Self::Geneve => Ok(6081),
             Self::VxlanGpe => Ok(4790),
             Self::MplsUdp => Ok(6635),
             Self::Gretap | Self::Nvgre | Self::MplsGre | Self::Gre => Err(47),
+            Self::Ipip if ethertype_of(payload) == IPV6 => Err(41),
             Self::Ipip => Err(4),
             Self::Srv6 => Err(143),
         }
     }
 
-    /// Returns the header between UDP or IP and the payload.
-    fn header(self, id: Option<u32>) -> Vec<u8> {
+    /// Returns the header between UDP or IP and this payload.
+    fn header(self, id: Option<u32>, payload: &[u8]) -> Vec<u8> {
         let number = id.unwrap_or(0);
         let label = (number << 12 | 1 << 8 | 64).to_be_bytes();
         let gre = |flags: u16, protocol: u16| [flags.to_be_bytes(), protocol.to_be_bytes()].concat();
@@ -86,7 +92,7 @@ impl Kind {
             Self::Nvgre => [gre(GRE_KEY, ETHERNET), (number << 8).to_be_bytes().to_vec()].concat(),
             Self::MplsUdp => [label, [0; 4]].concat(),
             Self::MplsGre => [gre(0, MPLS), label.to_vec(), vec![0; 4]].concat(),
-            Self::Gre => [gre(GRE_KEY, IPV4), number.to_be_bytes().to_vec()].concat(),
+            Self::Gre => [gre(GRE_KEY, ethertype_of(payload)), number.to_be_bytes().to_vec()].concat(),
             Self::Ipip | Self::Srv6 => Vec::new(),
         }
     }
@@ -137,15 +143,34 @@ pub(crate) fn ethertype(frame: &[u8]) -> u16 {
     word(frame, 12)
 }
 
+/// Returns the EtherType of an IP packet.
+pub(crate) fn ethertype_of(packet: &[u8]) -> u16 {
+    if packet.first().is_some_and(|first| first >> 4 == 6) { IPV6 } else { IPV4 }
+}
+
 /// Returns a frame with this content.
 pub(crate) fn ethernet(dst: MacAddr, src: MacAddr, ethertype: u16, content: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &ethertype.to_be_bytes(), content].concat()
 }
 
-/// Returns an IPv4 packet with a UDP datagram of `len` bytes.
-pub(crate) fn datagram(src: Ipv4Addr, dst: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
-    let udp = [&[0x0f, 0xa0, 0x82, 0x9a][..], &(8 + len as u16).to_be_bytes(), &[0, 0], &vec![0x5a; len]].concat();
-    ipv4(src, dst, 17, ttl, &udp)
+/// Returns an IP packet with a UDP datagram of `len` bytes.
+pub(crate) fn datagram(src: IpAddr, dst: IpAddr, ttl: u8, len: usize) -> Vec<u8> {
+    let mut udp = [&[0x0f, 0xa0, 0x82, 0x9a][..], &(8 + len as u16).to_be_bytes(), &[0, 0], &vec![0x5a; len]].concat();
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4(src, dst, 17, ttl, &udp),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let checksum = !sum6(src, dst, 17, &udp);
+            udp[6..8].copy_from_slice(&if checksum == 0 { 0xffff } else { checksum }.to_be_bytes());
+            ipv6(src, dst, 17, ttl, &udp)
+        }
+        _ => panic!("{src} and {dst} have different versions"),
+    }
+}
+
+/// Returns the sum of a pseudo header (RFC 8200 section 8.1) and of the content behind it.
+fn sum6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, content: &[u8]) -> u16 {
+    let len = (content.len() as u32).to_be_bytes();
+    sum(&[&src.octets(), &dst.octets(), &len, &[0, 0, 0, protocol], content])
 }
 
 fn ipv4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, ttl: u8, content: &[u8]) -> Vec<u8> {
@@ -161,14 +186,18 @@ fn ipv4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, ttl: u8, content: &[u8]) -> 
     [&header, content].concat()
 }
 
-fn ipv6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, content: &[u8]) -> Vec<u8> {
+fn ipv6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, hop_limit: u8, content: &[u8]) -> Vec<u8> {
     let len = content.len() as u16;
-    [&[0x60, 0, 0, 0][..], &len.to_be_bytes(), &[protocol, 64], &src.octets(), &dst.octets(), content].concat()
+    [&[0x60, 0, 0, 0][..], &len.to_be_bytes(), &[protocol, hop_limit], &src.octets(), &dst.octets(), content].concat()
 }
 
-/// Returns an IPv4 packet as a router forwards it.
+/// Returns an IP packet as a router forwards it.
 pub(crate) fn forwarded(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
+    if ethertype_of(&packet) == IPV6 {
+        packet[7] -= 1;
+        return packet;
+    }
     packet[8] -= 1;
     packet[10..12].fill(0);
     let checksum = !sum(&[&packet[..20]]);
@@ -176,9 +205,30 @@ pub(crate) fn forwarded(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Returns source, destination and TTL of an IPv4 packet in a frame.
-pub(crate) fn ipv4_addresses(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u8)> {
-    (ethertype(frame) == IPV4).then(|| (long(frame, 26).into(), long(frame, 30).into(), frame[22]))
+/// Returns destination and TTL of an IP packet in a frame.
+pub(crate) fn destination_and_ttl(frame: &[u8]) -> Option<(IpAddr, u8)> {
+    match ethertype(frame) {
+        IPV4 => Some((Ipv4Addr::from_bits(long(frame, 30)).into(), frame[22])),
+        IPV6 => Some((address6(frame, 38).into(), frame[21])),
+        _ => None,
+    }
+}
+
+fn address6(bytes: &[u8], at: usize) -> Ipv6Addr {
+    Ipv6Addr::from_octets(*bytes[at..].first_chunk().unwrap())
+}
+
+/// Returns the type of an ICMPv6 message in a frame without extension headers.
+fn icmpv6_type(frame: &[u8]) -> Option<u8> {
+    (frame.len() >= 58 && ethertype(frame) == IPV6 && frame[20] == ICMPV6).then(|| frame[54])
+}
+
+/// Returns the address that an ARP reply or a neighbour advertisement is about.
+pub(crate) fn resolved_address(frame: &[u8]) -> Option<IpAddr> {
+    if ethertype(frame) == ARP {
+        return Some(Ipv4Addr::from_bits(long(frame, 28)).into());
+    }
+    (icmpv6_type(frame) == Some(ADVERTISEMENT)).then(|| address6(frame, 62).into())
 }
 
 /// Returns the frame with an 802.1Q tag.
@@ -206,13 +256,19 @@ pub(crate) fn comparable(frame: Vec<u8>) -> Vec<u8> {
         assert_eq!(sum(&[&frame[14..34]]), 0xffff, "checksum of {frame:x?}");
         return icmp(destination(&frame), source(&frame), frame[34], frame[35]);
     }
+    // Messages from 128 on are no errors (RFC 4443 section 2.1).
+    if let Some(kind) = icmpv6_type(&frame).filter(|kind| *kind < 128) {
+        let (src, dst) = (address6(&frame, 22), address6(&frame, 38));
+        assert_eq!(sum6(src, dst, ICMPV6, &frame[54..]), 0xffff, "checksum of {frame:x?}");
+        return icmp(destination(&frame), source(&frame), kind, frame[55]);
+    }
     frame
 }
 
 /// Returns a tunnel packet from a remote to the gateway.
 pub(crate) fn to_gateway(kind: Kind, id: Option<u32>, from: IpAddr, mac: MacAddr, payload: &[u8]) -> Vec<u8> {
-    let content = [&kind.header(id), payload].concat();
-    let (protocol, mut content) = match kind.carrier() {
+    let content = [&kind.header(id, payload), payload].concat();
+    let (protocol, mut content) = match kind.carrier(payload) {
         Ok(port) => {
             let len = 8 + content.len() as u16;
             let header = [[0xc3, 0x50], port.to_be_bytes(), len.to_be_bytes(), [0, 0]].concat();
@@ -224,12 +280,11 @@ pub(crate) fn to_gateway(kind: Kind, id: Option<u32>, from: IpAddr, mac: MacAddr
         IpAddr::V4(from) => ethernet(US, mac, IPV4, &ipv4(from, OUR_V4, protocol, 64, &content)),
         IpAddr::V6(from) => {
             if protocol == 17 {
-                let len = (content.len() as u32).to_be_bytes();
-                let checksum = !sum(&[&from.octets(), &OUR_V6.octets(), &len, &[0, 0, 0, 17], &content]);
+                let checksum = !sum6(from, OUR_V6, 17, &content);
                 content[6..8].copy_from_slice(&if checksum == 0 { 0xffff } else { checksum }.to_be_bytes());
             }
             let to = if kind == Kind::Srv6 { OUR_SID } else { OUR_V6 };
-            ethernet(US, mac, IPV6, &ipv6(from, to, protocol, &content))
+            ethernet(US, mac, IPV6, &ipv6(from, to, protocol, 64, &content))
         }
     }
 }
@@ -246,12 +301,11 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
             (Ipv4Addr::from_bits(long(frame, 30)).into(), frame[23], &frame[34..], frame[26..34].to_vec())
         }
         // ICMPv6 of the gateway itself.
-        IPV6 if frame[20] == 58 => return None,
+        IPV6 if frame[20] == ICMPV6 => return None,
         IPV6 => {
             assert_eq!(word(frame, 18), frame.len() as u16 - 54, "length of {frame:x?}");
             assert_eq!(frame[22..38], OUR_V6.octets(), "source of {frame:x?}");
-            let to = Ipv6Addr::from_octets(*frame[38..].first_chunk().unwrap());
-            (to.into(), frame[20], &frame[54..], frame[22..54].to_vec())
+            (address6(frame, 38).into(), frame[20], &frame[54..], frame[22..54].to_vec())
         }
         _ => return None,
     };
@@ -264,7 +318,7 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
                 assert_eq!(sum(&[&pseudo, &of_len, &[0, 0, 0, 17], content]), 0xffff, "UDP checksum of {frame:x?}");
             }
             let kinds = [Kind::Vxlan, Kind::Geneve, Kind::VxlanGpe, Kind::MplsUdp];
-            let kind = kinds.into_iter().find(|kind| kind.carrier() == Ok(port))?;
+            let kind = kinds.into_iter().find(|kind| kind.carrier(&[]) == Ok(port))?;
             let id = if kind == Kind::MplsUdp { long(content, 8) >> 12 } else { long(content, 12) >> 8 };
             (kind, Some(id), 8)
         }
@@ -272,16 +326,17 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
             (GRE_KEY, ETHERNET) if nvgre => (Kind::Nvgre, Some(long(content, 4) >> 8), 0),
             (GRE_KEY, ETHERNET) => (Kind::Gretap, Some(long(content, 4)), 0),
             (0, ETHERNET) => (Kind::Gretap, None, 0),
-            (GRE_KEY, IPV4) => (Kind::Gre, Some(long(content, 4)), 0),
+            (GRE_KEY, IPV4 | IPV6) => (Kind::Gre, Some(long(content, 4)), 0),
             (0, MPLS) => (Kind::MplsGre, Some(long(content, 4) >> 12), 0),
             other => panic!("{other:x?}: no GRE header of the gateway in {frame:x?}"),
         },
-        4 => (Kind::Ipip, None, 0),
+        4 | 41 => (Kind::Ipip, None, 0),
         143 => (Kind::Srv6, None, 0),
         _ => return None,
     };
-    let expected = kind.header(id);
-    let (found, payload) = content[header..].split_at(expected.len());
+    let (found, payload) = content[header..].split_at(kind.header(id, &[]).len());
+    let expected = kind.header(id, payload);
+    assert!(kind.carrier(payload).err().is_none_or(|expected| expected == protocol), "protocol of {frame:x?}");
     // The last byte of NVGRE is the FlowID.
     let fixed = expected.len() - usize::from(kind == Kind::Nvgre);
     assert_eq!(found[..fixed], expected[..fixed], "tunnel header of {frame:x?}");
@@ -289,13 +344,36 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
     Some(Tunnelled { kind, id, to, mac: destination(frame), payload })
 }
 
-/// Returns whether a frame, with or without a tag, is an ARP message.
-pub(crate) fn is_arp(frame: &[u8]) -> bool {
-    untagged(frame).map_or_else(|| ethertype(frame), |(_, inner)| ethertype(&inner)) == ARP
+/// Returns whether a frame, with or without a tag, is a message of ARP or of neighbour discovery.
+pub(crate) fn is_resolution(frame: &[u8]) -> bool {
+    let frame = untagged(frame).map_or_else(|| frame.to_vec(), |(_, inner)| inner);
+    ethertype(&frame) == ARP || matches!(icmpv6_type(&frame), Some(SOLICITATION | ADVERTISEMENT))
+}
+
+/// Returns the reply of a host to a request for its address.
+pub(crate) fn resolution_reply(request: &[u8], ip: IpAddr, mac: MacAddr) -> Option<Vec<u8>> {
+    match ip {
+        IpAddr::V4(ip) => arp_reply(request, ip, mac),
+        IpAddr::V6(ip) => nd_reply(request, ip, mac),
+    }
+}
+
+/// Returns the advertisement of a host that a solicitation asks for (RFC 4861 section 7.2.4).
+fn nd_reply(request: &[u8], ip: Ipv6Addr, mac: MacAddr) -> Option<Vec<u8>> {
+    let asked = request.len() >= 78 && icmpv6_type(request) == Some(SOLICITATION);
+    if !asked || address6(request, 62) != ip || source(request) == mac || address6(request, 22).is_unspecified() {
+        return None;
+    }
+    let to = address6(request, 22);
+    // It is solicited, and overrides what is known. The option has the sender's Ethernet address.
+    let mut message = [&[ADVERTISEMENT, 0, 0, 0, 0x60, 0, 0, 0][..], &ip.octets(), &[2, 1], &mac.0].concat();
+    let checksum = !sum6(ip, to, ICMPV6, &message);
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    Some(ethernet(source(request), mac, IPV6, &ipv6(ip, to, ICMPV6, 255, &message)))
 }
 
 /// Returns the reply of a host to an ARP request for its address.
-pub(crate) fn arp_reply(request: &[u8], ip: Ipv4Addr, mac: MacAddr) -> Option<Vec<u8>> {
+fn arp_reply(request: &[u8], ip: Ipv4Addr, mac: MacAddr) -> Option<Vec<u8>> {
     let asked = request.len() >= 42 && ethertype(request) == ARP && word(request, 20) == 1;
     let asked = asked && long(request, 38) == ip.to_bits() && source(request) != mac;
     asked.then(|| {
