@@ -48,6 +48,11 @@ pub(crate) const NVGRE: usize = 6;
 const SRV6: usize = 9;
 const GRE: usize = 10;
 const IPIP: usize = 11;
+/// Slot with a network that may be in the second VRF, as [`IPIP`] may.
+const GREEN: usize = 2;
+
+/// VRFs: that of nearly all segments, and another one.
+pub(crate) const VRFS: [&str; 2] = ["default", "other"];
 
 /// A local port, and a VLAN.
 pub(crate) type Attached = (u16, Option<u16>);
@@ -144,6 +149,8 @@ pub(crate) struct Segment {
     pub(crate) moves: u32,
     /// Hosts at fixed places.
     pub(crate) statics: Vec<(u8, Place)>,
+    /// Number of the router's VRF in [`VRFS`].
+    pub(crate) vrf: usize,
 }
 
 pub(crate) const MOVE_WINDOW: u32 = 10;
@@ -159,8 +166,10 @@ pub(crate) enum Target {
     Tunnel(usize),
     /// The router behind a remote of the first slot.
     Router(u8),
-    /// The neighbour in the network of the first slot.
+    /// The neighbour in the network of the first slot, or in that of [`GREEN`] in the second VRF.
     Neighbour,
+    /// What the other VRF says.
+    Lookup,
 }
 
 /// Networks of static routes. Some contain others, or networks of segments.
@@ -188,9 +197,11 @@ const fn v6(second: u16, third: u16, len: u8) -> (IpAddr, u8) {
 pub(crate) struct Config {
     /// Settings of the slots in use.
     pub(crate) segments: [Option<Segment>; SLOTS.len()],
-    /// Targets of the routes to [`NETWORKS`].
-    pub(crate) routes: [Option<Target>; NETWORKS.len()],
+    /// Targets of the routes to [`NETWORKS`] in each of [`VRFS`].
+    pub(crate) routes: Routes,
 }
+
+pub(crate) type Routes = [[Option<Target>; NETWORKS.len()]; VRFS.len()];
 
 impl Config {
     pub(crate) fn read(input: &mut Input<'_>) -> Self {
@@ -200,14 +211,12 @@ impl Config {
             0..8 => used >> slot & 1 == 1,
             _ => more >> (slot - 8) & 1 == 1,
         };
-        let mut config = Self { segments: Default::default(), routes: [None; NETWORKS.len()] };
+        let mut config = Self { segments: Default::default(), routes: Routes::default() };
         for slot in (0..SLOTS.len()).filter(|slot| in_use(*slot)) {
             config.segments[slot] = Some(segment(input, slot));
         }
         config.complete();
-        for number in 0..NETWORKS.len() {
-            config.routes[number] = target(input);
-        }
+        config.routes.as_flattened_mut().fill_with(|| target(input));
         config
     }
 
@@ -240,6 +249,7 @@ impl Config {
             2 => it.ageing = AGEING[usize::from(value) % AGEING.len()],
             3 if slot != SRV6 && !SLOTS[slot].kind.carries_ip() => it.accept_unknown ^= true,
             4 => it.learning ^= true,
+            6 if [GREEN, IPIP].contains(&slot) => it.vrf ^= 1,
             5 if !SLOTS[slot].kind.carries_ip() => {
                 let fresh =
                     segment(&mut Input(&[value, value.rotate_left(3), value.rotate_left(5), value, value]), slot);
@@ -255,8 +265,8 @@ impl Config {
 
     /// Adds or replaces the route to a network, or removes it.
     pub(crate) fn change_route(&mut self, input: &mut Input<'_>) {
-        let number = usize::from(input.byte()) % NETWORKS.len();
-        self.routes[number] = target(input);
+        let routes = self.routes.as_flattened_mut();
+        routes[usize::from(input.byte()) % routes.len()] = target(input);
     }
 
     /// Makes a configuration valid.
@@ -272,13 +282,18 @@ impl Config {
         }
     }
 
-    /// Returns the route to a network whose target exists.
-    pub(crate) fn route(&self, number: usize) -> Option<Target> {
-        self.routes[number].filter(|target| match target {
-            Target::Tunnel(slot) => self.segments[*slot].is_some(),
-            Target::Router(remote) => self.segments[0].as_ref().is_some_and(|it| it.remotes.contains(remote)),
-            Target::Neighbour => self.segments[0].is_some(),
-            Target::Blackhole | Target::Prohibit | Target::Unreachable => true,
+    /// Returns the segment of a slot that is in use, with its router in this VRF.
+    pub(crate) fn segment_in(&self, slot: usize, vrf: usize) -> Option<&Segment> {
+        self.segments[slot].as_ref().filter(|segment| segment.vrf == vrf)
+    }
+
+    /// Returns the route to a network in a VRF, if its target exists.
+    pub(crate) fn route(&self, vrf: usize, number: usize) -> Option<Target> {
+        self.routes[vrf][number].filter(|target| match target {
+            Target::Tunnel(slot) => self.segment_in(*slot, vrf).is_some(),
+            Target::Router(remote) => self.segment_in(0, vrf).is_some_and(|it| it.remotes.contains(remote)),
+            Target::Neighbour => self.segment_in(neighbour_slot(vrf), vrf).is_some(),
+            Target::Blackhole | Target::Prohibit | Target::Unreachable | Target::Lookup => true,
         })
     }
 
@@ -292,9 +307,17 @@ impl Config {
                 segment.write(*slot, &mut text);
             }
         }
+        for (vrf, name) in VRFS.iter().enumerate() {
+            let routes = self.routes_text(vrf).join(", ");
+            writeln!(text, "[[vrf]]\nname = '{name}'\nroutes = [{routes}]").unwrap();
+        }
+        text
+    }
+
+    fn routes_text(&self, vrf: usize) -> Vec<String> {
         let mut routes = Vec::new();
         for (number, (network, len)) in NETWORKS.iter().enumerate() {
-            let Some(target) = self.route(number) else { continue };
+            let Some(target) = self.route(vrf, number) else { continue };
             let target = match target {
                 Target::Blackhole => "discard = 'blackhole'".to_owned(),
                 Target::Prohibit => "discard = 'prohibit'".to_owned(),
@@ -306,13 +329,21 @@ impl Config {
                     remote_address(remote),
                     far_router(remote)
                 ),
-                Target::Neighbour => format!("via = ['{}']", neighbour(1).0[usize::from(network.is_ipv6())]),
+                Target::Neighbour => {
+                    let (addresses, _) = neighbour(SLOTS[neighbour_slot(vrf)].network.expect("a router"));
+                    format!("via = ['{}']", addresses[usize::from(network.is_ipv6())])
+                }
+                Target::Lookup => format!("lookup = '{}'", VRFS[1 - vrf]),
             };
             routes.push(format!("{{ to = '{network}/{len}', {target} }}"));
         }
-        writeln!(text, "[[vrf]]\nname = 'default'\nroutes = [{}]", routes.join(", ")).unwrap();
-        text
+        routes
     }
+}
+
+/// Returns the slot whose neighbour is a next hop in this VRF.
+pub(crate) fn neighbour_slot(vrf: usize) -> usize {
+    [0, GREEN][vrf]
 }
 
 const AGEING: [u32; 5] = [300, 0, 5, 30, 2];
@@ -326,6 +357,7 @@ fn target(input: &mut Input<'_>) -> Option<Target> {
         5 | 6 => Some(Target::Tunnel(IPIP)),
         7..=10 => Some(Target::Router(REMOTES[usize::from(input.byte()) % 4])),
         11 | 12 => Some(Target::Neighbour),
+        13 => Some(Target::Lookup),
         _ => None,
     }
 }
@@ -359,6 +391,7 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
         remote_limit: (flags & 0xa0 == 0xa0).then_some(1),
         moves: if flags & 0x60 == 0x60 { 2 } else { 0 },
         statics: Vec::new(),
+        vrf: usize::from([GREEN, IPIP].contains(&slot) && flags & 1 == 1),
     };
     let fixed = input.byte();
     if fixed & 3 == 3 && !carries_ip {
@@ -403,7 +436,7 @@ impl Segment {
         let remotes: Vec<_> = self.remotes.iter().map(|remote| format!("'{}'", remote_address(*remote))).collect();
         writeln!(text, "remotes = [{}]", remotes.join(", ")).unwrap();
         if kind.carries_ip() {
-            writeln!(text, "payload = 'ip'\nvrf = 'default'").unwrap();
+            writeln!(text, "payload = 'ip'\nvrf = '{}'", VRFS[self.vrf]).unwrap();
             return;
         }
         if kind == Kind::Srv6 {
@@ -439,7 +472,7 @@ impl Segment {
         }
         if let Some(network) = network {
             let [v4, v6] = router_addresses(network);
-            writeln!(text, "addresses = ['{v4}/24', '{v6}/64']").unwrap();
+            writeln!(text, "addresses = ['{v4}/24', '{v6}/64']\nvrf = '{}'", VRFS[self.vrf]).unwrap();
         }
         let fixed = |(number, place): &(u8, Place)| {
             let place = match *place {

@@ -7,8 +7,8 @@ use wirepath_packet::drops::DropReason;
 use wirepath_wire::MacAddr;
 
 use super::config::{
-    Attached, Config, FREEZE_TIME, MOVE_WINDOW, NETWORKS, Place, Port, SLOTS, Segment, Target, far_router, neighbour,
-    remote_address, remote_mac, remote_sid, router_addresses,
+    Attached, Config, FREEZE_TIME, MOVE_WINDOW, NETWORKS, Place, Port, Routes, SLOTS, Segment, Target, far_router,
+    neighbour, neighbour_slot, remote_address, remote_mac, remote_sid, router_addresses,
 };
 use super::wire::{self, Kind, Tunnelled, US};
 
@@ -71,6 +71,8 @@ enum Route {
     Forward(usize, MacAddr),
     Tunnel(usize),
     Discard(Target),
+    /// In the other VRF.
+    Lookup,
 }
 
 #[derive(Clone, Debug)]
@@ -105,7 +107,7 @@ enum From {
 
 impl Model {
     pub(crate) fn new(config: Config) -> Self {
-        let nothing = Config { segments: Default::default(), routes: [None; NETWORKS.len()] };
+        let nothing = Config { segments: Default::default(), routes: Routes::default() };
         let mut model = Self {
             config: nothing,
             second: 0,
@@ -327,11 +329,11 @@ impl Model {
         let (ethertype, is_v6) = (wire::ethertype(frame), to.is_ipv6());
         // Types and codes of both versions (RFC 792, RFC 1812 section 5.2.7, RFC 4443 section 3).
         let error = |v4: (u8, u8), v6: (u8, u8)| Some(if is_v6 { v6 } else { v4 });
-        let refused = match self.find_route(to) {
+        let refused = match self.find_route(self.segment(slot).vrf, to) {
             Some(Route::Local) => (DropReason::NotForUs, error((3, 3), (1, 4))),
             None | Some(Route::Discard(Target::Unreachable)) => (DropReason::NoRoute, error((3, 0), (1, 0))),
             Some(Route::Discard(Target::Prohibit)) => (DropReason::Prohibited, error((3, 13), (1, 1))),
-            Some(Route::Discard(_)) => (DropReason::Blackhole, None),
+            Some(Route::Discard(_) | Route::Lookup) => (DropReason::Blackhole, None),
             _ if ttl <= 1 => (DropReason::HopLimit, error((11, 0), (3, 0))),
             Some(Route::Forward(out, mac)) => {
                 let frame = wire::ethernet(mac, US, ethertype, &wire::forwarded(&frame[14..]));
@@ -366,7 +368,15 @@ impl Model {
         }
     }
 
-    fn find_route(&self, to: IpAddr) -> Option<Route> {
+    /// Finds the route in a VRF, and in the other one where the route says so. VRFs that refer to each other have none.
+    fn find_route(&self, vrf: usize, to: IpAddr) -> Option<Route> {
+        match self.find_route_in(vrf, to) {
+            Some(Route::Lookup) => self.find_route_in(1 - vrf, to).filter(|route| !matches!(route, Route::Lookup)),
+            found => found,
+        }
+    }
+
+    fn find_route_in(&self, vrf: usize, to: IpAddr) -> Option<Route> {
         let mut best: Option<(u8, Route)> = None;
         let mut offer = |network: IpAddr, len: u8, route: Route| {
             if contains(network, len, to) && best.is_none_or(|(known, _)| known < len) {
@@ -374,7 +384,7 @@ impl Model {
             }
         };
         for (slot, network) in SLOTS.iter().enumerate().filter_map(|(slot, it)| Some((slot, it.network?))) {
-            if self.config.segments[slot].is_none() {
+            if self.config.segment_in(slot, vrf).is_none() {
                 continue;
             }
             let (hosts, mac) = neighbour(network);
@@ -385,11 +395,15 @@ impl Model {
             }
         }
         for (number, (network, len)) in NETWORKS.into_iter().enumerate() {
-            let Some(target) = self.config.route(number) else { continue };
+            let Some(target) = self.config.route(vrf, number) else { continue };
             let route = match target {
                 Target::Tunnel(slot) => Route::Tunnel(slot),
                 Target::Router(remote) => Route::Forward(0, far_router(remote)),
-                Target::Neighbour => Route::Forward(0, neighbour(1).1),
+                Target::Neighbour => {
+                    let slot = neighbour_slot(vrf);
+                    Route::Forward(slot, neighbour(SLOTS[slot].network.expect("a router")).1)
+                }
+                Target::Lookup => Route::Lookup,
                 discard => Route::Discard(discard),
             };
             offer(network, len, route);
@@ -537,7 +551,7 @@ impl Model {
                 statics.insert((slot, TUNNEL_PEER), Place::Remote(segment.remotes[0]));
             }
         }
-        for target in (0..NETWORKS.len()).filter_map(|number| self.config.route(number)) {
+        for target in (0..NETWORKS.len()).filter_map(|number| self.config.route(0, number)) {
             if let Target::Router(remote) = target {
                 statics.insert((0, far_router(remote)), Place::Remote(remote));
             }
