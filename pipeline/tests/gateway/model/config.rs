@@ -168,7 +168,7 @@ pub(crate) enum Target {
     Router(u8),
     /// The neighbour in the network of the first slot, or in that of [`GREEN`] in the second VRF.
     Neighbour,
-    /// What the other VRF says.
+    /// The route of the other VRF.
     Lookup,
 }
 
