@@ -892,9 +892,23 @@ fn echo_all(
 
 /// Each tunnel carries frames of many lengths and TCP unharmed, and tshark accepts its packets.
 pub(crate) fn carry(variant: Variant) {
+    carry_in(variant, |_| true);
+}
+
+/// The tunnels over IPv4.
+pub(crate) fn carry_over_ipv4(variant: Variant) {
+    carry_in(variant, |cell| !cell.ipv6);
+}
+
+/// The tunnels over IPv6.
+pub(crate) fn carry_over_ipv6(variant: Variant) {
+    carry_in(variant, |cell| cell.ipv6);
+}
+
+fn carry_in(variant: Variant, select: impl Fn(&Cell) -> bool) {
     let Some(mut peer) = Peer::boot(variant) else { return };
     let cells = CELLS.iter().map(|cell| (cell, None)).chain(SRV6.iter().map(|(cell, srv6)| (cell, Some(srv6))));
-    for (n, (cell, srv6)) in cells.enumerate() {
+    for (n, (cell, srv6)) in cells.filter(|(cell, _)| select(cell)).enumerate() {
         let gateway = peer.connect(cell, srv6, peer.longest);
         // The driver does not see what is inside. One of them carries all.
         let inners = match variant.driver {

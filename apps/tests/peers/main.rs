@@ -625,7 +625,8 @@ over! {
 over! {
     guest_af_packet,
     by("af_packet", false),
-    tunnels: crate::guest::carry;
+    tunnels_over_ipv4: crate::guest::carry_over_ipv4;
+    tunnels_over_ipv6: crate::guest::carry_over_ipv6;
 }
 over! {
     guest_af_xdp,
