@@ -807,8 +807,8 @@ fn complete(port: &mut FramePort) -> Vec<Vec<u8>> {
     port.drain().into_iter().filter(|frame| !frame.checksum_pending).map(|frame| frame.bytes).collect()
 }
 
-/// Length of a datagram. All lengths of Ethernet's frames occur. Each fifth frame may be longer: the guest takes much
-/// more time for such ones.
+/// Length of a datagram. All lengths of Ethernet's frames occur in [`REQUESTS`] of them. Each fifth frame may be
+/// longer: the guest takes much more time for such ones.
 fn length(number: u16, headers: usize, longest: usize) -> usize {
     let longest = if number.is_multiple_of(5) { longest } else { longest.min(ETHERNET) };
     // The factor is a prime number and does not divide the number of lengths.

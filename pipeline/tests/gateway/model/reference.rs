@@ -333,7 +333,8 @@ impl Model {
             Some(Route::Local) => (DropReason::NotForUs, error((3, 3), (1, 4))),
             None | Some(Route::Discard(Target::Unreachable)) => (DropReason::NoRoute, error((3, 0), (1, 0))),
             Some(Route::Discard(Target::Prohibit)) => (DropReason::Prohibited, error((3, 13), (1, 1))),
-            Some(Route::Discard(_) | Route::Lookup) => (DropReason::Blackhole, None),
+            Some(Route::Lookup) => unreachable!("a lookup in the other VRF is followed"),
+            Some(Route::Discard(_)) => (DropReason::Blackhole, None),
             _ if ttl <= 1 => (DropReason::HopLimit, error((11, 0), (3, 0))),
             Some(Route::Forward(out, mac)) => {
                 let frame = wire::ethernet(mac, US, ethertype, &wire::forwarded(&frame[14..]));
