@@ -7,6 +7,7 @@ use crate::attributes::Attributes;
 use crate::faults::{FaultKind, PendingFaults};
 use crate::host::Host;
 use crate::identity;
+use crate::links::KernelPort;
 use crate::log::Log;
 use crate::outbox::Outbox;
 use crate::rules::FlowRules;
@@ -25,12 +26,24 @@ pub struct Env<'e> {
     pub outbox: &'e mut Outbox,
     /// Faults that are injected and have not happened yet.
     pub faults: &'e mut PendingFaults,
+    /// The kernel's interfaces of all ports; `None` for ports without one.
+    pub(crate) kernel_ports: &'e mut [Option<KernelPort>],
     /// Index of this device.
     pub device: usize,
     /// Index of the device's first port among all ports.
     pub first_port: usize,
     /// Mode in which doorbells are observed.
     pub doorbells: Doorbells,
+}
+
+impl Env<'_> {
+    /// Passes a received frame that no flow rule takes to the kernel's interface of a port of this device. Returns
+    /// false if the port has none.
+    pub(crate) fn leave_to_kernel(&mut self, port: usize, frame: &[u8]) -> bool {
+        let Some(Some(kernel)) = self.kernel_ports.get_mut(self.first_port + port) else { return false };
+        kernel.receive(frame);
+        true
+    }
 }
 
 /// A store to a doorbell page.

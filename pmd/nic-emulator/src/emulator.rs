@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::device::{ContextId, Device, Env, Event, Store};
 use crate::faults::{self, Fault, FaultKind, PendingFaults};
 use crate::host::Host;
-use crate::links::{self, BURST, Link, LinkEnd, MAX_FRAME};
+use crate::links::{self, BURST, KernelPort, Link, LinkEnd, MAX_FRAME};
 use crate::log::Log;
 use crate::mana::Mana;
 use crate::mlx5::Mlx5;
@@ -52,6 +52,8 @@ struct Machine<H: Host> {
     /// Index of each device's first port among all ports.
     first_port: Vec<usize>,
     links: Vec<Link>,
+    /// The kernel's interfaces of the ports; `None` for ports without one.
+    kernel_ports: Vec<Option<KernelPort>>,
     linked: bool,
     contexts: HashMap<ContextId, Context>,
     files: HashMap<RawFd, ContextId>,
@@ -103,6 +105,7 @@ impl<H: Host> Emulator<H> {
             devices,
             first_port,
             links: Vec::new(),
+            kernel_ports: Vec::new(),
             linked: false,
             contexts: HashMap::new(),
             files: HashMap::new(),
@@ -391,7 +394,9 @@ impl<H: Host> Emulator<H> {
 
     /// Returns the descriptors that become readable when [`Self::serve`] has work from outside.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.lock().links.iter().filter_map(Link::descriptor).collect()
+        let machine = self.lock();
+        let kernel_ports = machine.kernel_ports.iter().flatten().map(KernelPort::descriptor);
+        machine.links.iter().filter_map(Link::descriptor).chain(kernel_ports).collect()
     }
 
     /// Returns true if the device thread must poll because nothing wakes it.
@@ -439,6 +444,9 @@ impl<H: Host> Emulator<H> {
             let Some(ports) = device["ports"].as_array_mut() else { continue };
             for (port, entry) in ports.iter_mut().enumerate() {
                 let Some(link) = machine.links.get(first + port) else { continue };
+                if let Some(Some(KernelPort { received, refused, sent, .. })) = machine.kernel_ports.get(first + port) {
+                    entry["kernel"] = serde_json::json!({ "received": received, "refused": refused, "sent": sent });
+                }
                 let c = &link.counters;
                 entry["link"] = serde_json::json!({
                     "to": spec.ports[port].link.to_string(),
@@ -471,6 +479,7 @@ impl<H: Host> Machine<H> {
             return Ok(());
         }
         let down: Vec<bool> = self.links.iter().map(|link| !link.up).collect();
+        self.kernel_ports = KernelPort::open_all(topology, host)?;
         self.links = links::open(topology, host)?;
         for (at, link) in self.links.iter_mut().enumerate() {
             link.up = !down.get(at).copied().unwrap_or(false);
@@ -490,8 +499,9 @@ impl<H: Host> Machine<H> {
         device: usize,
         run: impl FnOnce(&mut dyn Device<H>, &mut Env<'_>) -> R,
     ) -> R {
-        let Self { devices, outbox, events, faults, first_port, .. } = self;
-        let mut env = Env { log, events, outbox, faults, device, first_port: first_port[device], doorbells };
+        let Self { devices, outbox, events, faults, kernel_ports, first_port, .. } = self;
+        let first_port = first_port[device];
+        let mut env = Env { log, events, outbox, faults, kernel_ports, device, first_port, doorbells };
         let result = run(devices[device].as_mut(), &mut env);
         if !self.outbox.frames().is_empty() {
             self.deliver(doorbells, log);
@@ -524,7 +534,7 @@ impl<H: Host> Machine<H> {
     /// Forwards the frames of the outbox over their links.
     fn deliver(&mut self, doorbells: Doorbells, log: &Log) {
         let mut outbox = std::mem::take(&mut self.outbox);
-        let Self { links, devices, first_port, faults, events, .. } = self;
+        let Self { links, devices, first_port, faults, events, kernel_ports, .. } = self;
         let mut none = Outbox::default();
         let mut reached = [false; 64];
         // Consecutive frames of one port are delivered as one burst.
@@ -545,6 +555,7 @@ impl<H: Host> Machine<H> {
                         events,
                         outbox: &mut none,
                         faults,
+                        kernel_ports,
                         device,
                         first_port: first_port[device],
                         doorbells,
@@ -554,8 +565,8 @@ impl<H: Host> Machine<H> {
             });
         }
         for device in (0..devices.len()).filter(|device| reached[device % 64]) {
-            let mut env =
-                Env { log, events, outbox: &mut none, faults, device, first_port: first_port[device], doorbells };
+            let (first_port, outbox) = (first_port[device], &mut none);
+            let mut env = Env { log, events, outbox, faults, kernel_ports, device, first_port, doorbells };
             devices[device].flush(&mut env);
         }
         outbox.clear();
@@ -611,15 +622,34 @@ impl<H: Host> Machine<H> {
         busy
     }
 
+    /// Sends what the kernel sends by its interface of a port. Returns true if there was any frame.
+    fn send_for_kernel(&mut self, doorbells: Doorbells, log: &Log, port: usize) -> bool {
+        let Self { kernel_ports, outbox, scratch, .. } = self;
+        let Some(Some(kernel)) = kernel_ports.get_mut(port) else { return false };
+        for _ in 0..BURST {
+            let Some(length) = kernel.send(scratch) else { break };
+            let Some(room) = outbox.room(length) else { break };
+            room.copy_from_slice(&scratch[..length]);
+            outbox.send(port, length);
+        }
+        let is_busy = !self.outbox.frames().is_empty();
+        if is_busy {
+            self.deliver(doorbells, log);
+        }
+        is_busy
+    }
+
     /// Receives frames from network interfaces and generators.
     fn receive_external(&mut self, doorbells: Doorbells, log: &Log) -> bool {
         let mut busy = false;
         for port in 0..self.links.len() {
-            let Self { links, devices, first_port, faults, events, outbox, scratch, .. } = self;
+            busy |= self.send_for_kernel(doorbells, log, port);
+            let Self { links, devices, first_port, faults, events, outbox, scratch, kernel_ports, .. } = self;
             let link = &mut links[port];
             let device = device_of_port(first_port, port);
-            let local = port - first_port[device];
-            let mut env = Env { log, events, outbox, faults, device, first_port: first_port[device], doorbells };
+            let first_port = first_port[device];
+            let local = port - first_port;
+            let mut env = Env { log, events, outbox, faults, kernel_ports, device, first_port, doorbells };
             let mut taken = 0;
             match &mut link.end {
                 LinkEnd::Generator(generator) if link.up => {

@@ -33,7 +33,7 @@ pub trait Host: Send + Sync + 'static {
     /// [`crate::Emulator::close`].
     fn install_fd(&self, descriptor: OwnedFd) -> RawFd;
 
-    /// Opens a network interface of this machine as the far end of a link.
+    /// Opens a network interface of this machine as the far end of a link, or as the kernel's interface of a port.
     ///
     /// # Errors
     /// A message that names the cause and a remedy.
@@ -119,9 +119,16 @@ pub enum InterfaceKind {
     Tap,
     /// Any interface through a packet socket, for example one end of a veth pair.
     Packet,
+    /// A TAP interface with this address and MTU, as the kernel's interface of a port.
+    Kernel {
+        /// MAC address.
+        mac: [u8; 6],
+        /// MTU in bytes.
+        mtu: u32,
+    },
 }
 
-/// A network interface at the far end of a link.
+/// A network interface of this machine.
 pub trait Interface: Send {
     /// Sends a frame; returns false if the interface did not accept it.
     fn send(&mut self, frame: &[u8]) -> bool;

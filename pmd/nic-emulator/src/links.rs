@@ -8,7 +8,7 @@ use std::path::Path;
 use fastrand::Rng;
 
 use crate::host::{Host, Interface, InterfaceKind};
-use crate::topology::{Impairments, LinkSpec, Topology};
+use crate::topology::{Impairments, LinkSpec, PortSpec, Topology};
 
 /// Maximum length of a frame from outside. It exceeds the limit of every port, so that oversized frames are
 /// seen as such.
@@ -59,6 +59,56 @@ pub(crate) struct LinkCounters {
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link").field("up", &self.up).field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
+
+/// The kernel's interface of a port, for frames that no flow rule takes.
+pub(crate) struct KernelPort {
+    interface: Box<dyn Interface>,
+    /// Frames for the kernel, and those of them that it did not accept.
+    pub(crate) received: u64,
+    pub(crate) refused: u64,
+    /// Frames of the kernel.
+    pub(crate) sent: u64,
+}
+
+impl std::fmt::Debug for KernelPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KernelPort").field("received", &self.received).field("sent", &self.sent).finish_non_exhaustive()
+    }
+}
+
+impl KernelPort {
+    /// Opens the interfaces of all ports, in their order; `None` for ports without one.
+    ///
+    /// # Errors
+    /// The interface that cannot be opened, and the cause.
+    pub(crate) fn open_all<H: Host>(topology: &Topology, host: &H) -> Result<Vec<Option<Self>>, String> {
+        let specs = topology.devices.iter().flat_map(|device| &device.ports);
+        let open = |spec: &PortSpec| {
+            let interface = host
+                .open_interface(InterfaceKind::Kernel { mac: spec.mac, mtu: spec.mtu }, &spec.netdev)
+                .map_err(|why| format!("the kernel's interface {}: {why}", spec.netdev))?;
+            Ok(Self { interface, received: 0, refused: 0, sent: 0 })
+        };
+        specs.map(|spec| spec.kernel.then(|| open(spec)).transpose()).collect()
+    }
+
+    /// Passes a frame to the kernel.
+    pub(crate) fn receive(&mut self, frame: &[u8]) {
+        if self.interface.send(frame) { self.received += 1 } else { self.refused += 1 }
+    }
+
+    /// Returns the length of the next frame that the kernel sends; `None` if there is none.
+    pub(crate) fn send(&mut self, frame: &mut [u8]) -> Option<usize> {
+        let length = self.interface.receive(frame)?;
+        self.sent += 1;
+        Some(length)
+    }
+
+    /// Returns the descriptor that becomes readable when the kernel sends a frame.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.interface.descriptor()
     }
 }
 

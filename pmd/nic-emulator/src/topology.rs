@@ -205,7 +205,11 @@ static DEVICE: ConfigTable = ConfigTable {
 
 const NETDEV: Key<Text> = Key::text("netdev", "name of an interface")
     .absent("nic and the number of the port in the file, from 0")
-    .about("Name of the port's network interface in sysfs. The emulator makes no such interface in the kernel.");
+    .about("Name of the port's network interface in sysfs. The emulator makes it in the kernel with `kernel` only.");
+const KERNEL: Key<WithDefault<Flag>> = Key::flag("kernel").default(false).about(
+    "Makes the interface `netdev` in the kernel, as a TAP device with address and MTU of the port. It has the frames \
+     that no flow rule takes (flow bifurcation). What the kernel sends there leaves the port. Only `mlx5` has this.",
+);
 const MAC: Key<Parsed<Mac>> = Key::parsed("mac", "a unicast address such as \"02:00:00:00:01:01\"")
     .absent("02:00:00:00:D:P with the numbers of device and port, from 1")
     .about("MAC address.");
@@ -242,7 +246,19 @@ static PORT: ConfigTable = ConfigTable {
     written: Written::Repeated,
     about: "A port of the NIC above.",
     absent: "an error; a device has at least one port",
-    keys: &[&NETDEV, &MAC, &MTU, &LINK, &LOSE, &DUPLICATE, &CORRUPT, &REORDER, &OWN_ADDRESS_ONLY, &SOURCE_CHECK],
+    keys: &[
+        &NETDEV,
+        &KERNEL,
+        &MAC,
+        &MTU,
+        &LINK,
+        &LOSE,
+        &DUPLICATE,
+        &CORRUPT,
+        &REORDER,
+        &OWN_ADDRESS_ONLY,
+        &SOURCE_CHECK,
+    ],
     example: "[[device.port]]\nmac = \"02:00:00:00:01:01\"\nlink = \"loop\"\nlose = 0.01\n",
     ..ConfigTable::EMPTY
 };
@@ -369,6 +385,8 @@ impl DeviceKind {
 pub struct PortSpec {
     /// Name of the network interface in the generated sysfs.
     pub netdev: String,
+    /// True if the kernel has that interface, with the frames that no flow rule takes.
+    pub kernel: bool,
     /// MAC address.
     pub mac: [u8; 6],
     /// MTU: largest packet without the Ethernet header, in bytes.
@@ -593,14 +611,27 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
 const MAX_MTU: i64 = 9978;
 /// That of MANA.
 const MAX_MTU_MANA: u32 = 9000;
+/// Longest name of an interface (`IFNAMSIZ` of linux/if.h, without the final NUL).
+const MAX_INTERFACE: usize = 15;
 
 fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {
     let mtu = table.read(&MTU)?;
     if kind == DeviceKind::Mana && mtu > MAX_MTU_MANA {
         return Err(table.error_in(&MTU, format!("found {mtu}, a mana has at most {MAX_MTU_MANA}")));
     }
+    let netdev = table.read(&NETDEV)?.unwrap_or_else(|| format!("nic{netdev}"));
+    let kernel = table.read(&KERNEL)?;
+    if kernel && kind == DeviceKind::Mana {
+        let why = "a mana has no flow rules, so its frames are either the program's or the kernel's";
+        return Err(table.error_in(&KERNEL, why));
+    }
+    if kernel && netdev.len() > MAX_INTERFACE {
+        let why = format!("found {netdev}, an interface of the kernel has a name of at most {MAX_INTERFACE} bytes");
+        return Err(table.error_in(&NETDEV, why));
+    }
     Ok(PortSpec {
-        netdev: table.read(&NETDEV)?.unwrap_or_else(|| format!("nic{netdev}")),
+        netdev,
+        kernel,
         mac: table.read(&MAC)?.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
         mtu,
         link: table.read(&LINK)?.unwrap_or(LinkSpec::None),
@@ -663,8 +694,8 @@ impl FromStr for LinkSpec {
             ("generator", "") => Ok(Self::Generator),
             (_, "") => Err(()),
             ("cable", name) => Ok(Self::Cable(name.to_owned())),
-            ("tap", interface) if interface.len() < 16 => Ok(Self::Tap(interface.to_owned())),
-            ("veth", interface) if interface.len() < 16 => Ok(Self::Veth(interface.to_owned())),
+            ("tap", interface) if interface.len() <= MAX_INTERFACE => Ok(Self::Tap(interface.to_owned())),
+            ("veth", interface) if interface.len() <= MAX_INTERFACE => Ok(Self::Veth(interface.to_owned())),
             ("pcap", file) => Ok(Self::Pcap(file.into())),
             _ => Err(()),
         }
@@ -745,6 +776,9 @@ mod tests {
         );
         assert!(message(&twice("mac = '02:00:00:00:00:07'")).contains("has this address already"));
         assert!(message(&twice("link = 'pcap:f.pcap'")).contains("writes f.pcap already"));
+        assert!(message("[[device]]\nkind = 'mana'\n[[device.port]]\nkernel = true\n").contains("has no flow rules"));
+        let long = message("[[device]]\nkind = 'mlx5'\n[[device.port]]\nkernel = true\nnetdev = 'sixteen-letters-'\n");
+        assert!(long.contains("a name of at most 15 bytes"), "{long}");
         assert!(message(&twice("link = 'tap:t'")).contains("plugged into t already"));
         let three = format!("{}[[device.port]]\nlink = 'cable:a'\n", twice("link = 'cable:a'"));
         assert!(message(&three).ends_with("port[2].link: the cable has two ends already"));

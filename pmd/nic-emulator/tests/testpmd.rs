@@ -226,6 +226,68 @@ fn testpmd_changes_the_queues_of_a_shared_table() {
     assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
 }
 
+/// In DPDK's isolated mode, the port receives what its rules take. The kernel's interface has the rest, and the kernel
+/// sends by it.
+#[test]
+fn isolated_mode_leaves_frames_to_the_kernel() {
+    require!(all Requirement::LAB);
+    require!(Requirement::Program("dpdk-testpmd"), Requirement::Program("stdbuf"), Requirement::Program("ping"));
+    let lab = Lab::new("testpmd-isolated");
+    let (near, far) = (lab.namespace("near"), lab.namespace("far"));
+    lab.veth((&near, "cable"), (&far, "eth0"));
+    // The kernel answers at its interface alone.
+    near.ip("link set cable arp off");
+    far.ip("addr add 10.0.0.1/24 dev eth0");
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("nic.log");
+    let launch = launch::prepare(&format!(
+        "doorbells = 'scan'\nlog = '{}'\n[[device]]\nkind = 'mlx5'\nname = 'nic0'\n[[device.port]]\n\
+         mac = '02:00:00:00:01:01'\nlink = 'veth:cable'\nnetdev = 'nic0'\nkernel = true\nmtu = 1500\n",
+        log.display()
+    ));
+    let arguments = ["--total-num-mbufs=4096", "--forward-mode=macswap", "--flow-isolate-all"];
+    let mut testpmd = Testpmd::start_with(&launch, &near, 1, &arguments);
+    assert!(eventually(LIMIT, || testpmd.output().contains("testpmd>")), "{}", testpmd.output());
+    near.ip("addr add 10.0.0.2/24 dev nic0");
+    assert_eq!((near.mac("nic0"), near.mtu("nic0")), (NEAR, 1500));
+    let mut kernel = near.frames("nic0");
+    let mut port = far.frames("eth0");
+    testpmd.tell("start");
+    let ping = |count: &str| far.run(&["ping", "-c", count, "-i", "0.01", "-w", "20", "10.0.0.2"]);
+    assert_eq!(ping("20").code, Some(0), "the kernel has all frames before there is a rule");
+
+    let is_taken = |bytes: &[u8]| bytes[12..14] == [8, 0] && bytes[23] == 17 && bytes[36..38] == 4789_u16.to_be_bytes();
+    let pattern = "pattern eth / ipv4 dst is 10.0.0.2 / udp dst is 4789 / end";
+    testpmd.tell(&format!("flow create 0 ingress {pattern} actions queue index 0 / end"));
+    assert!(eventually(LIMIT, || testpmd.output().contains("Flow rule #0 created")), "{}", testpmd.output());
+    for i in 0..100 {
+        let (taken, left) = (frame(200 + i, 4789, i as u8), frame(200 + i, 4790, i as u8));
+        port.send(&left).unwrap();
+        port.send(&taken).unwrap();
+        let swapped = [&FAR[..], &NEAR, &taken[12..]].concat();
+        assert!(port.receive_where(LIMIT, |frame| frame.bytes == swapped).is_some(), "frame {i} comes back");
+        let seen = kernel.receive_where(LIMIT, |frame| {
+            assert!(!is_taken(&frame.bytes), "the kernel sees a frame of the program");
+            frame.bytes.get(36..38) == Some(&4790_u16.to_be_bytes())
+        });
+        assert_eq!(seen.expect("the kernel has it").bytes, left, "frame {i}");
+    }
+    assert!(!kernel.drain().iter().any(|frame| is_taken(&frame.bytes)), "the kernel sees a frame of the program");
+    assert_eq!(ping("20").code, Some(0), "the kernel has the other frames beside the rule");
+    // Without the rule they are the kernel's.
+    testpmd.tell("flow flush 0");
+    let left = frame(100, 4789, 7);
+    let is_back = || {
+        port.send(&left).unwrap();
+        kernel.receive_where(Duration::from_millis(200), |frame| frame.bytes == left).is_some()
+    };
+    assert!(eventually(LIMIT, is_back), "{}", testpmd.output());
+    testpmd.tell("stop");
+    testpmd.tell("quit");
+    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
+}
+
 /// TCP payload of the segments that testpmd requests.
 const MSS: u16 = 800;
 

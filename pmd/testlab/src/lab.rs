@@ -151,6 +151,13 @@ impl Namespace {
         std::array::from_fn(|_| bytes.next().expect("six bytes"))
     }
 
+    /// Returns the MTU of an interface.
+    #[track_caller]
+    pub fn mtu(&self, interface: &str) -> u32 {
+        let text = self.inside(|| std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))).expect("an MTU");
+        text.trim().parse().expect("a number")
+    }
+
     /// Returns a statistic of an interface, such as `rx_packets`.
     #[track_caller]
     pub fn statistic(&self, interface: &str, name: &str) -> u64 {

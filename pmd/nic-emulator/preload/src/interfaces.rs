@@ -77,6 +77,31 @@ pub(crate) fn tap(interface: &str) -> Result<Box<dyn Interface>, String> {
     Ok(Box::new(Tap { fd }))
 }
 
+/// Opens a TAP interface with this address and MTU.
+pub(crate) fn kernel(interface: &str, mac: [u8; 6], mtu: u32) -> Result<Box<dyn Interface>, String> {
+    let tap = tap(interface)?;
+    let mut request = request(interface)?;
+    // SAFETY: `request` is a valid `ifreq` that lives during both ioctl calls, and the field that each of them reads
+    // is set. The descriptor is new and owned by nobody else.
+    unsafe {
+        let socket = OwnedFd::from_raw_fd(check(
+            libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0),
+            "socket",
+        )?);
+        let mut address: libc::sockaddr = zeroed();
+        address.sa_family = libc::ARPHRD_ETHER;
+        for (to, from) in address.sa_data.iter_mut().zip(mac) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        let set = libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFHWADDR, &raw mut request);
+        check(set, "SIOCSIFHWADDR (needs CAP_NET_ADMIN)")?;
+        request.ifr_ifru.ifru_mtu = mtu as c_int;
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFMTU, &raw mut request), "SIOCSIFMTU (needs CAP_NET_ADMIN)")?;
+    }
+    Ok(tap)
+}
+
 struct Tap {
     fd: OwnedFd,
 }

@@ -111,6 +111,7 @@ impl Host for Process {
         match kind {
             InterfaceKind::Tap => interfaces::tap(interface),
             InterfaceKind::Packet => interfaces::packet(interface),
+            InterfaceKind::Kernel { mac, mtu } => interfaces::kernel(interface, mac, mtu),
         }
     }
 }

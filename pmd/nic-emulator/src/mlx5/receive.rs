@@ -93,6 +93,7 @@ impl<H: Host> Mlx5<H> {
                 self.ports[at].counters.ruled_out += 1;
                 lossless
             }
+            RxVerdict::Miss if env.leave_to_kernel(at, bytes) => true,
             RxVerdict::Miss => {
                 self.ports[at].counters.no_rule += u64::from(!lossless);
                 false
@@ -103,6 +104,9 @@ impl<H: Host> Mlx5<H> {
                 for delivery in &rx_actions.deliveries {
                     let Delivery { qp, tag, metadata, .. } = *delivery;
                     taken |= self.deliver_one(env, at, qp, rx_actions.frame(delivery), (tag, metadata), lossless);
+                }
+                if let Some(left) = &rx_actions.left {
+                    taken |= env.leave_to_kernel(at, left);
                 }
                 if taken || !lossless {
                     rx_actions.count();

@@ -137,6 +137,8 @@ pub(super) struct RxActions {
     bytes: Vec<u8>,
     counters: Vec<(Arc<Counter>, usize)>,
     pub(super) dropped: bool,
+    /// The frame as the rules left it, if the last one passed it to the kernel.
+    pub(super) left: Option<Vec<u8>>,
 }
 
 impl RxActions {
@@ -479,6 +481,7 @@ impl Steering {
         rx_actions.bytes.clear();
         rx_actions.counters.clear();
         rx_actions.dropped = false;
+        rx_actions.left = None;
         for (_, qp) in &port.sniffers {
             rx_actions.deliveries.push(Delivery { qp: *qp, tag: 0, metadata: 0, frame: 0..frame.len() });
         }
@@ -525,6 +528,7 @@ impl Steering {
                 return RxVerdict::Miss;
             }
             *to_kernel += u64::from(left);
+            rx_actions.left = left.then_some(packet);
         }
         RxVerdict::Multiple
     }
