@@ -75,7 +75,7 @@ impl GatewayMonitor {
     pub fn start_exchange(&mut self, plane: &ControlPlane) -> Result<(), Failure> {
         let config = self.gateway.config();
         if let Some(port) = plane.ports().get(config.underlay.port).filter(|_| kernel_underlay::is_needed(config)) {
-            self.underlay = Some(KernelUnderlay::start(&port.capabilities.device, plane.waker())?);
+            self.underlay = Some(KernelUnderlay::start(port.capabilities.interface(), plane.waker())?);
         }
         let segments = evpn::segments(self.gateway.config(), self.gateway.mac());
         if !segments.is_empty() {
@@ -92,7 +92,7 @@ impl GatewayMonitor {
         if let Some(underlay) = &mut self.underlay
             && let Some(port) = plane.ports().get(self.gateway.config().underlay.port)
         {
-            let device = port.capabilities.device.clone();
+            let device = port.capabilities.interface().to_owned();
             underlay.tick(&device, &mut self.gateway, plane);
         }
     }

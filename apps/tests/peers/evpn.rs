@@ -558,7 +558,7 @@ pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
             rows.len() == 1
                 && rows[0]["next_hop"] == *via
                 && rows[0]["mac"] == *colons(mac)
-                && rows[0]["state"] == "ready"
+                && ["ready", "in_nic"].iter().any(|state| rows[0]["state"] == *state)
         });
     };
     let passed = |router: &Namespace| router.statistic("eth0", "rx_packets");
@@ -632,5 +632,6 @@ pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
     next_hop(&remote, leaf.mac("eth0"));
     world.wait_for(&mut gateway.program, host, &remote_address(0));
     gateway.program.stop();
-    assert!(pings(leaf, &own, 56, 5), "the interface is the kernel's again");
+    // An emulated NIC ends with the program.
+    assert!(variant.is_emulated() || pings(leaf, &own, 56, 5), "the interface is the kernel's again");
 }

@@ -288,6 +288,19 @@ over! {
     shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
 }
 
+// A NIC with flow rules leaves the rest to the kernel. The far end of its cable is the kernel's.
+over! {
+    evpn_mlx5_ipv4,
+    by("mlx5", false),
+    shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
+}
+
+over! {
+    evpn_mlx5_ipv6,
+    by("mlx5", true),
+    vteps: crate::evpn_ipv6::vteps_have_ipv6_addresses;
+}
+
 over! {
     evpn_routing_af_packet_ipv4,
     by("af_packet", false),
@@ -318,6 +331,9 @@ shared_underlay! {
     shared_af_packet_ipv6, by("af_packet", true);
     shared_af_xdp_ipv4, by("af_xdp", false);
     shared_af_xdp_ipv6, by("af_xdp", true);
+    shared_mlx5_ipv4, by("mlx5", false);
+    shared_mlx5_ipv6, by("mlx5", true);
+    shared_verbs_ipv4, by("verbs", false);
     // The ring instead of whole superframes.
     shared_af_packet_cut, Variant { settings: ["superframes = 'cut'"; 2], ..by("af_packet", false) };
 }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -173,8 +173,12 @@ impl Program {
     }
 }
 
+/// Prefix of the cable of a NIC beside the kernel's interface with the port's name.
+pub(crate) const CABLE: &str = "cable-";
+
 /// Starts a NIC for each port whose driver has emulated devices. The NIC is linked to the interface with the
-/// port's name and has its address, as if the interface belonged to the NIC.
+/// port's name and has its address, as if the interface belonged to the NIC. If there is a [`CABLE`], the NIC is linked
+/// to that, and the kernel has the interface with the frames that no rule takes.
 fn nics(namespace: &Namespace, folder: &TempDir, config: &str, faults: &str) -> Option<Launch> {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let mut topology = format!("log = '{}'\ncontrol = '{}'\n", file("nic.log"), file("control"));
@@ -186,7 +190,13 @@ fn nics(namespace: &Namespace, folder: &TempDir, config: &str, faults: &str) -> 
         let mac = colons(namespace.mac(device));
         topology +=
             &format!("[[device]]\nkind = '{kind}'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
-        topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");
+        let cable = format!("{CABLE}{device}");
+        let has_cable = namespace.inside(|| Path::new("/sys/class/net").join(&cable).exists());
+        let link = if has_cable { &cable } else { device };
+        topology += &format!("mac = '{mac}'\nkernel = {has_cable}\nlink = 'veth:{link}'\n");
+        if has_cable {
+            topology += &format!("mtu = {}\n", namespace.mtu(device));
+        }
         number += 1;
     }
     (number > 0).then(|| launch::prepare(&(topology + faults)))

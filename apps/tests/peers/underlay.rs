@@ -6,13 +6,24 @@ use serde_json::json;
 use wirepath::control_socket::Client;
 use wirepath_testlab::{Frame, Namespace, Veth, oracle};
 
+use crate::program::CABLE;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, colons, host_address, pings, remote_address};
 
 /// Keys of an underlay whose address is the kernel's.
 pub(crate) const SHARED: &str = "control = \"kernel\"\n";
 
 /// Gives the kernel beside the gateway the address of the gateway, on the interface of its port.
+///
+/// The kernel's interface of an emulated NIC is a TAP device, and the cable of the NIC has a name of its own
+/// ([`CABLE`]). The kernel takes no part in what the cable carries.
 pub(crate) fn share(gateway: &Namespace, variant: Variant) {
+    if variant.is_emulated() {
+        gateway.ip("link set wan down");
+        gateway.ip(&format!("link set wan name {CABLE}wan arp off"));
+        gateway.ip(&format!("link set {CABLE}wan up"));
+        gateway.ip("tuntap add dev wan mode tap");
+        gateway.ip("link set wan up");
+    }
     let (address, prefix, nodad) = (variant.vtep(), variant.prefix(), if variant.ipv6 { " nodad" } else { "" });
     if variant.ipv6 {
         gateway.ipv6("wan");

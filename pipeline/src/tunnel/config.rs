@@ -66,7 +66,8 @@ const UNDERLAY_CONTROL: Key<WithDefault<Choice<UnderlayControl>>> = Key::choice(
             "kernel",
             UnderlayControl::Kernel,
             "the kernel, with its routes and neighbours; the port takes only tunnel packets to `addresses`, and the \
-             kernel keeps all others, such as BGP, BFD and ssh; for driver = \"af_packet\" and \"af_xdp\"",
+             kernel keeps all others, such as BGP, BFD and ssh; for driver = \"af_packet\", \"af_xdp\", \
+             \"mlx5\" and \"verbs\"",
         ),
     ],
 )

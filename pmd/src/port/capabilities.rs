@@ -49,6 +49,8 @@ pub struct Capabilities {
     pub driver: &'static str,
     /// Interface, file or address that the driver opened.
     pub device: String,
+    /// Name of the kernel's interface of the device, if it is another one.
+    pub interface: Option<String>,
     /// Mode that the port runs in, for example `"native XDP, copy, need-wakeup"`.
     pub mode: String,
     /// Missing features that a user may expect, each with the reason: fallbacks, and features that the tests
@@ -94,12 +96,18 @@ pub enum VlanTags {
 }
 
 impl Capabilities {
+    /// Returns the name of the kernel's interface of the device. A device without one has its own name here.
+    pub fn interface(&self) -> &str {
+        self.interface.as_deref().unwrap_or(&self.device)
+    }
+
     /// Capabilities of a device without special features: one queue per direction, frames of up to 9216
     /// bytes, no offloads.
     pub fn plain(driver: &'static str, device: impl Into<String>) -> Self {
         Self {
             driver,
             device: device.into(),
+            interface: None,
             mode: String::new(),
             notes: Vec::new(),
             mac: None,

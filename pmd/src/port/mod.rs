@@ -90,7 +90,7 @@ const NO_KERNEL: &str = "the port is not connected to a kernel's network stack";
 
 /// Reason of ports that take all packets of their device or none.
 const NO_BIFURCATION: &str = "the driver cannot leave a part of the packets with the kernel (flow bifurcation); \
-     af_packet and af_xdp can";
+     af_packet, af_xdp, mlx5 and verbs can";
 
 /// One opened device, as a driver implements it. Programs use [`OpenPort`] and what follows instead.
 ///

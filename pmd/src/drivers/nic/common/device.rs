@@ -21,8 +21,8 @@ use super::shared_nic::SharedNic;
 use super::tx_queue::{NicTxQueue, TxRing};
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent, Queues,
-    RuleHardware, RxDriver, TxDriver, VlanTags,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent,
+    Queues, RuleHardware, RxDriver, TxDriver, VlanTags,
 };
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
@@ -596,6 +596,7 @@ impl<N: SharedNic> Device for NicDevice<N> {
         let mut caps = self.nic.capabilities(Capabilities {
             mac: self.rdma_port.mac,
             mtu: self.rdma_port.mtu(),
+            interface: self.rdma_port.interface_name(),
             numa_node: self.rdma_port.device.numa_node(),
             vlan_tags: VlanTags::Kept,
             ..Capabilities::plain(N::PROBE.driver, &self.selector.device)
@@ -668,6 +669,17 @@ impl<N: SharedNic> Device for NicDevice<N> {
         if self.health != Health::Healthy {
             self.opened = None;
         }
+        Ok(())
+    }
+
+    fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> std::result::Result<(), PortError> {
+        // Queues that are created later have the packets of their configuration.
+        let Some(running) = &mut self.running else { return Ok(()) };
+        if running.rss_group.is_some() && self.health == Health::Healthy {
+            let changed = self.nic.set_bifurcation(bifurcation);
+            changed.map_err(|error| N::PROBE.refused(&self.selector.device, error))?;
+        }
+        running.config.bifurcation = Some(bifurcation.clone());
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wirepath_memory::BufferAllocator;
 use wirepath_packet::{MetaTemplate, Pool};
-use wirepath_verbs::{Context, DestroyedFlag, ObjectId, ProtectionDomain, Result};
+use wirepath_verbs::{Context, DestroyedFlag, Error, ObjectId, ProtectionDomain, Result};
 
 use super::open_device::OpenDevice;
 use super::probe::{ProbeSpec, RdmaPort};
@@ -15,7 +15,7 @@ use super::quarantine::Quarantine;
 use super::queue_fault::QueueFault;
 use super::rx_queue::{RssGroup, RxRing};
 use super::tx_queue::TxRing;
-use crate::port::{Capabilities, PortConfig, RuleHardware};
+use crate::port::{Bifurcation, Capabilities, PortConfig, RuleHardware};
 
 /// A kind of NIC: its capabilities and the creation of its queues. It outlives resets of the device.
 pub(crate) trait Nic: Sized + Send + 'static {
@@ -72,6 +72,12 @@ pub(crate) trait Nic: Sized + Send + 'static {
     ) -> Option<Result<Vec<SharedQueue<Self::RxQueueSpans>>>> {
         let _ = (context, shared);
         None
+    }
+
+    /// Replaces the packets that the receive queues of a port with a [`Bifurcation`] take.
+    fn set_bifurcation(&self, packets: &Bifurcation) -> Result<()> {
+        let _ = packets;
+        Err(Error::InvalidRequest("the device has no flow rules".to_owned()))
     }
 
     /// Restarts a broken receive queue in place. `None` if the hardware or the fault does not allow it.

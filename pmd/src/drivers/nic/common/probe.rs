@@ -48,6 +48,11 @@ impl RdmaPort {
         self.device.interfaces().into_iter().find(|interface| interface.port == self.port)
     }
 
+    /// Returns the name of the kernel's interface on the port.
+    pub(crate) fn interface_name(&self) -> Option<String> {
+        Some(self.interface()?.name)
+    }
+
     /// Returns the present MTU of the kernel's interface on the port.
     pub(crate) fn mtu(&self) -> Option<u32> {
         self.interface()?.mtu

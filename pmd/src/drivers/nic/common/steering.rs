@@ -4,12 +4,16 @@
 //! pair of its own and a rule that directs its packets there. All of them use the same indirection table.
 //! Packets of no class, such as ARP, go to the first queue without a hash.
 
-use wirepath_verbs::flow::{EthFilter, Flow, FlowTarget, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
-use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, Result, WorkQueue};
+use std::net::IpAddr;
+
+use wirepath_verbs::flow::{
+    EthFilter, Flow, FlowTarget, FlowType, Ipv4ExtFilter, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter,
+};
+use wirepath_verbs::{Error, FlowRule, HashFields, IndirectionTable, Result, WorkQueue};
 
 use super::rules::ibv::priorities;
 use super::rules::{CreateRssQp, DefaultRss, RssClass};
-use crate::port::{MacAddr, PortConfig};
+use crate::port::{Bifurcation, MacAddr, PortConfig};
 use wirepath_flow::ItemKind;
 
 /// Entries of the indirection table, if the number of queues is not a power of two.
@@ -22,22 +26,70 @@ const REST: u16 = RssClass::ANY.rank;
 const MULTICAST: MacAddr = MacAddr::new(1, 0, 0, 0, 0, 0);
 
 /// Frames that a port accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RxFilter {
     /// All frames.
     Promiscuous,
     /// Frames to this address, and to multicast addresses.
     Mac(MacAddr),
+    /// These packets to this address. The kernel keeps all other frames.
+    Bifurcated(Option<MacAddr>, Bifurcation),
 }
 
 impl RxFilter {
     /// Returns the filter of a port with this address, if it has one.
     pub(crate) fn new(mac: Option<MacAddr>, config: &PortConfig) -> Self {
-        match mac {
-            Some(mac) if !config.promiscuous => Self::Mac(mac),
+        match (mac, &config.bifurcation) {
+            (mac, Some(packets)) => Self::Bifurcated(mac, packets.clone()),
+            (Some(mac), None) if !config.promiscuous => Self::Mac(mac),
             _ => Self::Promiscuous,
         }
     }
+
+    /// Returns the spec that all flows of the filter begin with.
+    fn address(&self) -> Spec {
+        match *self {
+            Self::Mac(mac) | Self::Bifurcated(Some(mac), _) => ethernet(mac, MacAddr::BROADCAST),
+            Self::Promiscuous | Self::Bifurcated(None, _) => EthFilter::any(),
+        }
+    }
+
+    /// Returns the specs of each flow that takes packets of a class.
+    fn flows(&self, class: RssClass) -> Vec<Vec<Spec>> {
+        let Self::Bifurcated(_, packets) = self else {
+            return vec![class.headers.iter().map(|header| any(*header)).collect()];
+        };
+        let of_version = packets.addresses.iter().filter(|to| to.is_ipv4() == class.headers.contains(&ItemKind::Ipv4));
+        let flows = of_version.flat_map(|to| -> Vec<Vec<Spec>> {
+            match class.headers {
+                [_, ItemKind::Udp] => packets.udp_ports.iter().map(|port| vec![ip(*to, None), udp_to(*port)]).collect(),
+                [_] => packets.protocols.iter().map(|protocol| vec![ip(*to, Some(*protocol))]).collect(),
+                _ => Vec::new(),
+            }
+        });
+        flows.collect()
+    }
+}
+
+/// Returns a spec that matches the destination address, and the protocol if one is given.
+fn ip(to: IpAddr, protocol: Option<u8>) -> Spec {
+    let proto = protocol.unwrap_or(0);
+    let proto_mask = protocol.map_or(0, |_| u8::MAX);
+    match to {
+        IpAddr::V4(to) => {
+            let value = Ipv4ExtFilter { dst_ip: to.to_bits(), proto, ..Ipv4ExtFilter::default() };
+            value.with_mask(Ipv4ExtFilter { dst_ip: u32::MAX, proto: proto_mask, ..Ipv4ExtFilter::default() })
+        }
+        IpAddr::V6(to) => {
+            let value = Ipv6Filter { dst_ip: to.octets(), next_hdr: proto, ..Ipv6Filter::default() };
+            value.with_mask(Ipv6Filter { dst_ip: [u8::MAX; 16], next_hdr: proto_mask, ..Ipv6Filter::default() })
+        }
+    }
+}
+
+/// Returns a spec that matches the UDP destination port.
+fn udp_to(dst_port: u16) -> Spec {
+    UdpFilter { dst_port, src_port: 0 }.with_mask(UdpFilter { dst_port: u16::MAX, src_port: 0 })
 }
 
 /// Returns the classes of packets with the fields that are hashed.
@@ -90,8 +142,9 @@ pub(crate) fn indirection_table(queues: &[WorkQueue]) -> Result<IndirectionTable
 pub(crate) struct Steering {
     create_qp: CreateRssQp,
     port: u8,
-    /// Match that all accepted packets share.
-    address: Spec,
+    filter: RxFilter,
+    /// Queues of the indirection table.
+    queues: Vec<WorkQueue>,
     /// Highest priority of the port's own rules, and the distance between two ranks.
     first: u16,
     step: u16,
@@ -103,7 +156,7 @@ pub(crate) struct Steering {
 }
 
 /// Installs RSS over the queues of a port. Packets arrive from here on. `updatable`: reserves two priorities
-/// per rank, which [`Steering::update_rss`] needs.
+/// per rank, which [`Steering::update_rss`] needs. A filter of bifurcated packets has them in any case.
 pub(crate) fn install_steering(
     create_qp: &CreateRssQp,
     queues: &[WorkQueue],
@@ -113,46 +166,55 @@ pub(crate) fn install_steering(
 ) -> Result<(Steering, DefaultRss)> {
     let rest = IndirectionTable::new(&queues[..1])?;
     let rest = create_qp(&rest, HashFields::NONE)?;
-    let step = if updatable { 2 } else { 1 };
+    let is_bifurcated = matches!(filter, RxFilter::Bifurcated(..));
+    let step = if updatable || is_bifurcated { 2 } else { 1 };
     let first = priorities(&(&rest).into(), port).saturating_sub(step * REST + 1);
-    let address = match filter {
-        RxFilter::Promiscuous => EthFilter::any(),
-        RxFilter::Mac(destination) => ethernet(destination, MacAddr::BROADCAST),
-    };
     // The default rules first: until the last rule is installed, their queue gets the packets of all classes.
     let mut rules = Vec::new();
-    match filter {
+    match &filter {
         RxFilter::Promiscuous => rules.push(FlowRule::new(&rest, &Flow::without_specs(port, FlowType::ALL_DEFAULT))?),
         RxFilter::Mac(_) => {
             let last = first + step * REST;
             // The kernel puts multicast-only rules behind all others, whatever their priority. Classes cannot
             // be distinguished there.
             rules.push(FlowRule::new(&rest, &Flow::normal(port, last).with(ethernet(MULTICAST, MULTICAST)))?);
-            rules.push(FlowRule::new(&rest, &Flow::normal(port, last).with(address))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, last).with(filter.address()))?);
         }
+        RxFilter::Bifurcated(..) => {}
     }
     let create_qp = CreateRssQp::clone(create_qp);
-    let mut steering = Steering { create_qp, port, address, first, step, parity: 0, classes: Vec::new(), _rest: rules };
-    let (classes, mut targets) = steering.create_rules(queues, 0)?;
-    steering.classes = classes;
-    targets.push((RssClass::ANY, (&rest).into()));
     // Rules of higher priority would also match frames that the port does not accept.
     let priorities = if filter == RxFilter::Promiscuous { first } else { 0 };
-    let default_rss = DefaultRss::new(&steering.create_qp, queues, targets, priorities);
+    let (queues, classes) = (queues.to_vec(), Vec::new());
+    let mut steering = Steering { create_qp, port, filter, queues, first, step, parity: 0, classes, _rest: rules };
+    let (classes, mut targets) = steering.create_rules(&steering.filter, &steering.queues, 0)?;
+    steering.classes = classes;
+    targets.push((RssClass::ANY, (&rest).into()));
+    let default_rss = DefaultRss::new(&steering.create_qp, &steering.queues, targets, priorities);
     Ok((steering, default_rss))
 }
 
 impl Steering {
     /// Creates the rules of all classes over these queues, and returns them with their targets.
-    fn create_rules(&self, queues: &[WorkQueue], parity: u16) -> Result<(FlowRules, Vec<(RssClass, FlowTarget)>)> {
+    fn create_rules(
+        &self,
+        filter: &RxFilter,
+        queues: &[WorkQueue],
+        parity: u16,
+    ) -> Result<(FlowRules, Vec<(RssClass, FlowTarget)>)> {
         let table = indirection_table(queues)?;
         let (mut rules, mut targets) = (Vec::new(), Vec::new());
         for (class, fields) in classes() {
+            let flows = filter.flows(class);
+            if flows.is_empty() {
+                continue;
+            }
             let pair = (self.create_qp)(&table, fields)?;
-            let headers = class.headers.iter().map(|header| any(*header));
             let priority = self.first + self.step * class.rank + parity;
-            let flow = headers.fold(Flow::normal(self.port, priority).with(self.address), Flow::with);
-            rules.push(FlowRule::new(&pair, &flow)?);
+            for specs in flows {
+                let flow = Flow::normal(self.port, priority).with(filter.address());
+                rules.push(FlowRule::new(&pair, &specs.into_iter().fold(flow, Flow::with))?);
+            }
             targets.push((class, (&pair).into()));
         }
         Ok((rules, targets))
@@ -161,9 +223,21 @@ impl Steering {
     /// Updates the classes to use these queues. The new rule of each class is installed before the old one is
     /// removed. Their priorities differ, so that every packet matches one of both.
     pub(crate) fn update_rss(&mut self, queues: &[WorkQueue]) -> Result<()> {
+        self.update(self.filter.clone(), queues.to_vec())
+    }
+
+    /// Replaces the packets of a filter of bifurcated packets, in the same way.
+    pub(crate) fn set_bifurcation(&mut self, packets: &Bifurcation) -> Result<()> {
+        let RxFilter::Bifurcated(mac, _) = self.filter else {
+            return Err(Error::InvalidRequest("the port was started for all packets of its interface".to_owned()));
+        };
+        self.update(RxFilter::Bifurcated(mac, packets.clone()), self.queues.clone())
+    }
+
+    fn update(&mut self, filter: RxFilter, queues: Vec<WorkQueue>) -> Result<()> {
         let parity = 1 - self.parity;
-        let (rules, _) = self.create_rules(queues, parity)?;
-        (self.classes, self.parity) = (rules, parity);
+        let (rules, _) = self.create_rules(&filter, &queues, parity)?;
+        (self.filter, self.queues, self.classes, self.parity) = (filter, queues, rules, parity);
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ use crate::drivers::nic::common::rx_queue::RssGroup;
 use crate::drivers::nic::common::steering::{RxFilter, Steering, install_steering};
 use crate::drivers::nic::common::{MIN_DEPTH, RSS_KEY, ring_depth};
 use crate::port::hardware::RuleBackend;
-use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
+use crate::port::{Bifurcation, Capabilities, Offloads, PortConfig, RuleHardware};
 use wirepath_packet::{DATA_ROOM, Pool};
 
 /// Most queues offered in each direction.
@@ -322,6 +322,7 @@ impl Nic for Mlx5Nic {
             offloads,
             max_tx_segments: MAX_PIECES as u16,
             can_wait: true,
+            can_bifurcate: true,
             ..plain
         }
     }
@@ -405,6 +406,12 @@ impl Nic for Mlx5Nic {
             steering.update_rss(&all)?;
             Ok(shared)
         }))
+    }
+
+    fn set_bifurcation(&self, packets: &Bifurcation) -> Result<()> {
+        let rx_steering = self.rx_steering.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let Some(rx_steering) = rx_steering else { return Ok(()) };
+        rx_steering.lock().unwrap_or_else(PoisonError::into_inner).steering.set_bifurcation(packets)
     }
 
     fn restart(&self, ring: RxRing, fault: QueueFault) -> Option<RxRing> {

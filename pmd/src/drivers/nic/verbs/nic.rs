@@ -1,7 +1,7 @@
 //! Capabilities of a device of any provider, and the verbs objects of its queues.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use wirepath_memory::BufferAllocator;
 use wirepath_nic_defs::mlx5::ETH_L2_INLINE;
@@ -29,9 +29,9 @@ use crate::drivers::nic::common::rules::{CreateRssQp, Rules};
 use crate::drivers::nic::common::rx_queue::{PoolExhausted, RssGroup, buffers_for};
 use crate::drivers::nic::common::shared_memory::SharedRegions;
 use crate::drivers::nic::common::shared_nic::{RxImport, SharedNic};
-use crate::drivers::nic::common::steering::{RxFilter, install_steering};
+use crate::drivers::nic::common::steering::{RxFilter, Steering, install_steering};
 use crate::drivers::nic::common::{MIN_DEPTH, RSS_KEY, max_frame_len, ring_depth};
-use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
+use crate::port::{Bifurcation, Capabilities, Offloads, PortConfig, RuleHardware};
 use wirepath_packet::Pool;
 
 /// Most queues offered in each direction.
@@ -62,6 +62,8 @@ pub(super) struct VerbsNic {
     notes: Vec<String>,
     /// Flow rules in the device.
     rules: Option<Rules<IbvBackend>>,
+    /// Steering of the receive queues, while they exist.
+    steering: Mutex<Weak<Mutex<Steering>>>,
 }
 
 /// Limits of send rings with TCP segmentation.
@@ -240,6 +242,7 @@ impl Nic for VerbsNic {
             tso,
             notes,
             rules,
+            steering: Mutex::default(),
         })
     }
 
@@ -262,6 +265,7 @@ impl Nic for VerbsNic {
             // Deeper settings are reduced to what the device supports.
             max_depth: MAX_DEPTH,
             offloads,
+            can_bifurcate: true,
             max_tx_segments: (self.segments as usize).min(buffers_for(max_frame_len(MAX_MTU)) + HEADERS) as u16,
             ..plain
         }
@@ -335,11 +339,13 @@ impl Nic for VerbsNic {
         let destroyed_flags = all.iter().map(WorkQueue::destroyed_flag).collect();
         let domain = opened.domain.clone();
         let create_qp: CreateRssQp = Arc::new(move |table, fields| RssQp::new(&domain, table, fields, &RSS_KEY));
-        let (own, default_rss) =
-            install_steering(&create_qp, &all, opened.port, RxFilter::new(context.rdma_port.mac, config), false)?;
+        let filter = RxFilter::new(context.rdma_port.mac, config);
+        let (steering, default_rss) = install_steering(&create_qp, &all, opened.port, filter, false)?;
+        let steering = Arc::new(Mutex::new(steering));
+        *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&steering);
         let rules = self.rules.as_ref().map(|rules| rules.receive(default_rss));
         // Drop order: no memory is deregistered while the device may still write to it.
-        let hardware = Box::new((rules, own, all, Arc::clone(&memory.mrs)));
+        let hardware = Box::new((rules, steering, all, Arc::clone(&memory.mrs)));
         let rss_group = RssGroup::new(QueueTeardown::new(hardware, destroyed_flags, context.quarantine));
         let mut created = Vec::new();
         for (completions, queue) in queues {
@@ -349,6 +355,12 @@ impl Nic for VerbsNic {
             created.push(NewRing { ring, id });
         }
         Ok(NewRxQueues { rss_group, queues: created, shared: Vec::new() })
+    }
+
+    fn set_bifurcation(&self, packets: &Bifurcation) -> Result<()> {
+        let steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let Some(steering) = steering else { return Ok(()) };
+        steering.lock().unwrap_or_else(PoisonError::into_inner).set_bifurcation(packets)
     }
 
     fn adapt_to_fault(&mut self, _: QueueFault, _: Direction) {}

@@ -253,7 +253,9 @@ impl<B: Backend> State<B> {
             if table.levels == 0 {
                 caps.ingress = None;
                 caps.notes.push(
-                    "no ingress rules: the port is not promiscuous, or the device has too few priorities".to_owned(),
+                    "no ingress rules: the port is not promiscuous, shares its interface with the kernel, or has too \
+                     few priorities"
+                        .to_owned(),
                 );
             }
         }
