@@ -274,6 +274,7 @@ over! {
     evpn_af_packet_ipv6,
     by("af_packet", true),
     vteps: crate::evpn_ipv6::vteps_have_ipv6_addresses;
+    routes: crate::evpn_routing::subnets_are_routed_by_ipv6_vteps;
 }
 
 over! {
