@@ -711,8 +711,10 @@ fn a_panic_in_a_driver_gives_no_buffer_two_owners() {
 
 #[test]
 fn receive_swaps_filled_buffers_for_free_ones() {
+    // Miri takes seconds for each call.
+    let goods: Vec<usize> = if cfg!(miri) { vec![9, 64] } else { (0..30).chain([63, 64]).collect() };
     for ends in [0, 59, 1515, u32::MAX] {
-        for good in (0..30).chain([63, 64]) {
+        for &good in &goods {
             let mut lens: Vec<_> = (0..64).map(|i| 60 + i * 23).collect();
             if let Some(end) = lens.get_mut(good) {
                 *end = ends;
