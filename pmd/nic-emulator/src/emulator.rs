@@ -479,8 +479,9 @@ impl<H: Host> Machine<H> {
             return Ok(());
         }
         let down: Vec<bool> = self.links.iter().map(|link| !link.up).collect();
-        self.kernel_ports = KernelPort::open_all(topology, host)?;
+        let kernel_ports = KernelPort::open_all(topology, host)?;
         self.links = links::open(topology, host)?;
+        self.kernel_ports = kernel_ports;
         for (at, link) in self.links.iter_mut().enumerate() {
             link.up = !down.get(at).copied().unwrap_or(false);
             if link.is_count_only() {

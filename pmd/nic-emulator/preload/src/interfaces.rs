@@ -56,11 +56,19 @@ fn set_up(interface: &str) -> Result<(), String> {
 
 /// Opens a TAP interface, creates it if necessary, and sets it up.
 pub(crate) fn tap(interface: &str) -> Result<Box<dyn Interface>, String> {
+    let fd = open_tap(interface)?;
+    // An unprivileged user may not set it up; then a privileged one has done so before.
+    let _ = set_up(interface);
+    Ok(Box::new(Tap { fd }))
+}
+
+/// Opens a TAP interface, and creates it if necessary.
+fn open_tap(interface: &str) -> Result<OwnedFd, String> {
     let mut request = request(interface)?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
     // SAFETY: the path ends in NUL, and `request` is a valid `ifreq` that lives during the ioctl call. The
     // descriptor is new and owned by nobody else.
-    let fd = unsafe {
+    unsafe {
         let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
         let fd = OwnedFd::from_raw_fd(check(
             libc::open(c"/dev/net/tun".as_ptr(), flags),
@@ -70,16 +78,13 @@ pub(crate) fn tap(interface: &str) -> Result<Box<dyn Interface>, String> {
             libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request),
             "TUNSETIFF (needs CAP_NET_ADMIN, or a TAP device of this user)",
         )?;
-        fd
-    };
-    // An unprivileged user may not set it up; then a privileged one has done so before.
-    let _ = set_up(interface);
-    Ok(Box::new(Tap { fd }))
+        Ok(fd)
+    }
 }
 
 /// Opens a TAP interface with this address and MTU.
 pub(crate) fn kernel(interface: &str, mac: [u8; 6], mtu: u32) -> Result<Box<dyn Interface>, String> {
-    let tap = tap(interface)?;
+    let fd = open_tap(interface)?;
     let mut request = request(interface)?;
     // SAFETY: `request` is a valid `ifreq` that lives during both ioctl calls, and the field that each of them reads
     // is set. The descriptor is new and owned by nobody else.
@@ -99,7 +104,9 @@ pub(crate) fn kernel(interface: &str, mac: [u8; 6], mtu: u32) -> Result<Box<dyn 
         request.ifr_ifru.ifru_mtu = mtu as c_int;
         check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFMTU, &raw mut request), "SIOCSIFMTU (needs CAP_NET_ADMIN)")?;
     }
-    Ok(tap)
+    // Last, so that the kernel sends nothing from another address.
+    set_up(interface)?;
+    Ok(Box::new(Tap { fd }))
 }
 
 struct Tap {

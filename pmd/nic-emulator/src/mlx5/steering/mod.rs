@@ -137,7 +137,7 @@ pub(super) struct RxActions {
     bytes: Vec<u8>,
     counters: Vec<(Arc<Counter>, usize)>,
     pub(super) dropped: bool,
-    /// The frame as the rules left it, if the last one passed it to the kernel.
+    /// The frame as the rules left it, if none of them kept it from the kernel.
     pub(super) left: Option<Vec<u8>>,
 }
 
@@ -493,6 +493,8 @@ impl Steering {
         key.fill(&packet, port.ingress.needs, &registers);
         let mut from = 0;
         let mut left = false;
+        // True once a rule lets no later one have the frame, and not the kernel either.
+        let mut ended = false;
         let mut met = false;
         for (priority, table) in &port.ingress.tables {
             let Some(entry) = Some(table).filter(|_| *priority >= from).and_then(|table| table.find(key)) else {
@@ -504,13 +506,13 @@ impl Steering {
             );
             let action = &entry.action;
             if action.drop {
-                rx_actions.dropped = true;
+                (rx_actions.dropped, ended) = (true, true);
                 break;
             }
             if action.reformat.is_some() || action.modify.is_some() {
                 if change(action, &mut packet, &mut registers, spec).is_err() {
                     *unfit += 1;
-                    rx_actions.dropped = true;
+                    (rx_actions.dropped, ended) = (true, true);
                     break;
                 }
                 key.fill(&packet, port.ingress.needs, &registers);
@@ -520,6 +522,7 @@ impl Steering {
             if left {
                 from = DEFAULT_PRIORITY;
             } else if !action.next_priority {
+                ended = true;
                 break;
             }
         }
@@ -528,8 +531,9 @@ impl Steering {
                 return RxVerdict::Miss;
             }
             *to_kernel += u64::from(left);
-            rx_actions.left = left.then_some(packet);
         }
+        // Sniffers have copies, and a rule may let later ones have the frame too (DONT_TRAP).
+        rx_actions.left = (!ended).then_some(packet);
         RxVerdict::Multiple
     }
 
