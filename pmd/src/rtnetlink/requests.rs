@@ -30,6 +30,9 @@ const CREATE_OR_REPLACE: u16 = 0x500;
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
+/// `BR_STATE_LISTENING` of linux/if_bridge.h.
+const LISTENING: u8 = 1;
+const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_NEIGH_SUPPRESS: u16 = 32;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
@@ -297,6 +300,20 @@ impl Requests {
         let mut port = Vec::new();
         put(&mut port, IFLA_BRPORT_LEARNING, &[learning.into()]);
         put(&mut port, IFLA_BRPORT_NEIGH_SUPPRESS, &[neigh_suppress.into()]);
+        let mut body = ifinfomsg(index, 0, 0);
+        body[0] = libc::AF_BRIDGE as u8;
+        put(&mut body, IFLA_PROTINFO | NESTED, &port);
+        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+    }
+
+    /// Lets a port of a bridge drop all frames in both directions, as one does in the state "listening" of a spanning
+    /// tree. Without a spanning tree, the port stays so until it or the bridge is set up again. Both have to be up.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_bridge_port_listening(&mut self, index: u32) -> io::Result<()> {
+        let mut port = Vec::new();
+        put(&mut port, IFLA_BRPORT_STATE, &[LISTENING]);
         let mut body = ifinfomsg(index, 0, 0);
         body[0] = libc::AF_BRIDGE as u8;
         put(&mut body, IFLA_PROTINFO | NESTED, &port);

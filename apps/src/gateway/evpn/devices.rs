@@ -286,7 +286,15 @@ impl Setup<'_> {
             self.warnings
                 .insert(format!("{name} is not the bridge of segment {segment}; it gets no address of its router"));
         }
-        up(self.requests, &bridge)
+        up(self.requests, &bridge)?;
+        // The kernel has the tunnel packets that the port leaves to it, such as late fragments, and would take them to
+        // the bridge. This comes after the bridge is up, which lets its ports forward.
+        if let Some((link, _)) = self.links.of_vni(segment.vni).filter(|(link, _)| is_own(link) && is_own(&bridge)) {
+            self.requests
+                .set_bridge_port_listening(link.index)
+                .map_err(failed("set the bridge port state of", &link.name))?;
+        }
+        Ok(())
     }
 
     /// Gives the bridge the VRF and the Ethernet address of the segment's router, whose interface in the kernel it is.
