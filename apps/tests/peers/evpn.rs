@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use wirepath::control_socket::Client;
-use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, skip_or_fail};
+use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, oracle, skip_or_fail};
 
 use crate::frr::Daemons;
 use crate::program::Program;
@@ -623,6 +623,33 @@ pub(crate) fn the_underlay_is_shared_with_the_kernel(variant: Variant) {
     }
     let is_unreachable = |bytes: &[u8]| bytes[12..14] == [8, 0] && bytes[23] == 1 && bytes[34] == 3;
     assert!(!leaf_wire.drain().iter().any(|frame| is_unreachable(&frame.bytes)), "ICMP errors about tunnel packets");
+    // Fragments that a port leaves to the kernel become a packet of its VXLAN device. The bridge drops the inner frame.
+    let inner = format!(
+        "outer = IP(src='{remote}', dst='{own}', id=4711)/UDP(dport=4789, chksum=0)/VXLAN(flags=8, vni={VNI})
+inner = Ether(src='02:00:00:00:77:31', dst='ff:ff:ff:ff:ff:ff')/IP(dst='10.1.0.255')/UDP()/(b'x' * 1300)
+for part in reversed(fragment(outer/inner, fragsize=800)):
+    emit(Ether(src='{}', dst='{}')/part)
+",
+        colons(leaf.mac("eth0")),
+        colons(kernel.mac("wan")),
+    );
+    let none: [&[u8]; 0] = [];
+    let parts = oracle::scapy(&none, &inner).frames;
+    assert_eq!(parts.len(), 2);
+    let mut at_host = host.frames("eth0");
+    let carried = || kernel.statistic(&format!("wpbr{VNI}"), "rx_packets");
+    let before = carried();
+    for part in &parts {
+        leaf_wire.send(part).expect("sent");
+    }
+    // Rules of a NIC take no fragments of UDP.
+    let received = || kernel.statistic(&format!("wpvx{VNI}"), "rx_packets");
+    assert!(!variant.is_emulated() || eventually(WAIT_LIMIT, || received() == 1), "the kernel has the datagram");
+    assert!(pings(host, &remote_address(0), 56, 50));
+    assert_eq!(carried(), before, "the bridge has the inner frame");
+    // The other drivers take such fragments too, and the gateway joins them.
+    let is_inner = |frame: &wirepath_testlab::Frame| frame.bytes[6..12] == [2, 0, 0, 0, 0x77, 0x31];
+    assert!(!variant.is_emulated() || !at_host.drain().iter().any(is_inner), "a host has the inner frame");
     // A black hole drops the frames, like the packets of the session, until it goes.
     kernel.ip(&format!("route replace blackhole {remote}/32"));
     gateway.wait("remotes", "no next hop", |rows| {

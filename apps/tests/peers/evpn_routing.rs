@@ -130,8 +130,8 @@ fn segments(vrf: &str) -> String {
     segment("blue", VNI, &blue) + &segment("transit", L3VNI, &transit)
 }
 
-/// Checks that both directions lose nothing, and that each router takes one from the TTL. The packets carry the VNI of the
-/// routers, and the devices of the kernel beside the gateway carry none.
+/// Checks that both directions lose nothing, and that each router takes one from the TTL. The packets carry the VNI of
+/// the routers, and the devices of the kernel beside the gateway carry none.
 fn check_both_ways(fabric: &Fabric, beyond: &Namespace) {
     let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
     for ([_, _, near_address], [_, _, far_address]) in NEAR.into_iter().zip(FAR) {
@@ -163,8 +163,8 @@ fn check_both_ways(fabric: &Fabric, beyond: &Namespace) {
 pub(crate) fn subnets_are_routed_by_ipv6_vteps(variant: Variant) {
     let fabric = Fabric::shared(variant);
     let (host, leaf, near) = (fabric.host(), fabric.leaf(), &fabric.world.gateway);
-    // The kernel accepts an IPv6 next hop on a bridge only if no route of the same table leads to it by another
-    // interface, except a default route (linux: net/ipv6/route.c, ip6_route_check_nh_onlink). A VRF has its own table.
+    // The kernel refuses an IPv6 next hop on a bridge if a route of the same table leads to it by another interface. A
+    // default route is no such one (linux: net/ipv6/route.c, ip6_route_check_nh_onlink). A VRF has its own table.
     for (namespace, device) in [(near, "wan"), (leaf, "eth0")] {
         namespace.ip(&format!("-6 route del fd00:9::/64 dev {device}"));
         namespace.ip(&format!("-6 route add default dev {device}"));

@@ -127,9 +127,29 @@ pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
     };
     assert!(is_refused(), "the kernel has UDP port 6081");
     let geneve = format!("[[segment]]\nname = \"red\"\nvni = 43\nkind = \"geneve\"\nremotes = [\"{to}\"]\n");
-    gateway.write_config(&format!("{config}{geneve}ports = [{{ port = \"lan0\", vlan = 43 }}]\n"));
-    let answer = Client::connect(&socket).expect("a socket").ask(&json!({ "request": "reload" }));
-    assert!(answer.is_ok_and(|answer| answer["applied"] == true), "the reload");
+    let reload = |config: &str| {
+        gateway.write_config(config);
+        let answer = Client::connect(&socket).expect("a socket").ask(&json!({ "request": "reload" }));
+        assert!(answer.is_ok_and(|answer| answer["applied"] == true), "the reload");
+    };
+    let with_geneve = format!("{config}{geneve}ports = [{{ port = \"lan0\", vlan = 43 }}]\n");
+    // Tunnels that stay lose nothing meanwhile, and neither does the kernel.
+    std::thread::scope(|scope| {
+        let flows = [(host, remote_address(0)), (remote, own.clone())].map(|(from, to)| {
+            scope.spawn(move || from.run(&["ping", "-n", "-i", "0.005", "-w", "30", "-c", "500", &to]))
+        });
+        for round in 0..3 {
+            reload(&with_geneve);
+            assert!(!is_refused(), "round {round}: the gateway has UDP port 6081");
+            reload(&config);
+            assert!(is_refused(), "round {round}: the kernel has UDP port 6081 again");
+        }
+        reload(&with_geneve);
+        for flow in flows {
+            let outcome = flow.join().expect("an end");
+            assert!(outcome.stdout.contains(" 0% packet loss"), "{}", outcome.stdout);
+        }
+    });
     assert!(!is_refused(), "the gateway has UDP port 6081");
     assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &own, 56, 20));
     // The gateway itself has answered nothing.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 /// Packets that a port takes. All others stay with the kernel, which owns the addresses.
 ///
 /// Packets have no VLAN tag and one of these destinations. Extension headers of IPv6 other than a fragment header are
-/// not skipped.
+/// not skipped. Flow rules of a NIC see neither, so a NIC takes such packets too, and no fragments of UDP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bifurcation {
     /// Destinations.

@@ -485,11 +485,10 @@ impl Port {
     /// returns.
     ///
     /// # Errors
-    /// If the device refuses them.
+    /// If the device refuses them. It has the old ones until it is lost and returns.
     pub fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> Result<(), PortError> {
-        self.device.set_bifurcation(bifurcation)?;
         self.config.bifurcation = Some(bifurcation.clone());
-        Ok(())
+        self.device.set_bifurcation(bifurcation)
     }
 
     /// Packets and bytes of a rule that the device applies.

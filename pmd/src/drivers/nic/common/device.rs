@@ -609,8 +609,24 @@ impl<N: SharedNic> Device for NicDevice<N> {
             if let Some(region) = opened.allocator.regions().unwrap_or_default().first() {
                 caps.mode += &format!(" in {}", region.backing);
             }
+            if let Some(bifurcation) = &running.config.bifurcation {
+                caps.mode += ", tunnel packets only";
+                if bifurcation.later_fragments {
+                    caps.notes
+                        .push("fragments of UDP tunnel packets stay with the kernel: flow rules compare ports".into());
+                }
+            }
         }
         caps
+    }
+
+    fn check(&mut self, config: &PortConfig) -> std::result::Result<(), PortError> {
+        config.check(&self.capabilities())?;
+        if config.bifurcation.is_some() && self.rdma_port.interface_name().is_none() {
+            let reason = "the kernel has no interface on this port to which other packets could be left".to_owned();
+            return Err(PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason });
+        }
+        Ok(())
     }
 
     fn start(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
@@ -673,14 +689,16 @@ impl<N: SharedNic> Device for NicDevice<N> {
     }
 
     fn set_bifurcation(&mut self, bifurcation: &Bifurcation) -> std::result::Result<(), PortError> {
-        // Queues that are created later have the packets of their configuration.
+        // Queues that are created later have the packets of their configuration, also after an error.
         let Some(running) = &mut self.running else { return Ok(()) };
-        if running.rss_group.is_some() && self.health == Health::Healthy {
-            let changed = self.nic.set_bifurcation(bifurcation);
-            changed.map_err(|error| N::PROBE.refused(&self.selector.device, error))?;
-        }
         running.config.bifurcation = Some(bifurcation.clone());
-        Ok(())
+        if running.rss_group.is_none() || self.health != Health::Healthy {
+            return Ok(());
+        }
+        match self.nic.set_bifurcation(bifurcation) {
+            Err(error) if !is_device_gone(&error) => Err(N::PROBE.refused(&self.selector.device, error)),
+            _ => Ok(()),
+        }
     }
 
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {

@@ -34,18 +34,24 @@ pub(crate) struct RdmaPort {
     pub(crate) port: u8,
     /// MAC address of the kernel's interface on the port, if sysfs shows one.
     pub(crate) mac: Option<MacAddr>,
+    /// Interface by which the port was selected. Others may be on the same port, such as representors.
+    selected: Option<String>,
 }
 
 impl RdmaPort {
-    fn new(device: &Device, port: u8) -> Self {
-        let rdma_port = Self { device: device.clone(), port, mac: None };
+    fn new(device: &Device, port: u8, selected: Option<String>) -> Self {
+        let rdma_port = Self { device: device.clone(), port, mac: None, selected };
         let mac = rdma_port.interface().map(|interface| MacAddr::from(interface.mac));
         Self { mac, ..rdma_port }
     }
 
     /// Returns the kernel's interface on the port in its present state, if sysfs shows one.
     fn interface(&self) -> Option<Interface> {
-        self.device.interfaces().into_iter().find(|interface| interface.port == self.port)
+        let mut interfaces = self.device.interfaces();
+        interfaces.retain(|interface| interface.port == self.port);
+        let selected = interfaces.iter().position(|interface| Some(&interface.name) == self.selected.as_ref());
+        let first = (!interfaces.is_empty()).then_some(0);
+        selected.or(first).map(|at| interfaces.swap_remove(at))
     }
 
     /// Returns the name of the kernel's interface on the port.
@@ -66,7 +72,7 @@ impl ProbeSpec {
         let devices = self.devices(&selector.device)?;
         for device in &devices {
             if device.name() == selector.device {
-                return Ok(RdmaPort::new(device, 1));
+                return Ok(RdmaPort::new(device, 1, None));
             }
             if let Some((_, number)) = selector.device.split_once('/').filter(|(of, _)| *of == device.name()) {
                 let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(|| PortError::NoDevice {
@@ -74,11 +80,11 @@ impl ProbeSpec {
                     device: selector.device.clone(),
                     hint: format!("write the ports of {} as {}/1 and so on", device.name(), device.name()),
                 })?;
-                return Ok(RdmaPort::new(device, number));
+                return Ok(RdmaPort::new(device, number, None));
             }
             if let Some(interface) = device.interfaces().into_iter().find(|interface| interface.name == selector.device)
             {
-                return Ok(RdmaPort::new(device, interface.port));
+                return Ok(RdmaPort::new(device, interface.port, Some(interface.name)));
             }
         }
         let names: Vec<String> = devices.iter().map(describe).collect();

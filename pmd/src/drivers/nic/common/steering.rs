@@ -32,15 +32,15 @@ pub(crate) enum RxFilter {
     Promiscuous,
     /// Frames to this address, and to multicast addresses.
     Mac(MacAddr),
-    /// These packets to this address. The kernel keeps all other frames.
-    Bifurcated(Option<MacAddr>, Bifurcation),
+    /// These packets. The kernel keeps all other frames. Its interface has the Ethernet address, which may change.
+    Bifurcated(Bifurcation),
 }
 
 impl RxFilter {
     /// Returns the filter of a port with this address, if it has one.
     pub(crate) fn new(mac: Option<MacAddr>, config: &PortConfig) -> Self {
         match (mac, &config.bifurcation) {
-            (mac, Some(packets)) => Self::Bifurcated(mac, packets.clone()),
+            (_, Some(packets)) => Self::Bifurcated(packets.clone()),
             (Some(mac), None) if !config.promiscuous => Self::Mac(mac),
             _ => Self::Promiscuous,
         }
@@ -49,14 +49,14 @@ impl RxFilter {
     /// Returns the spec that all flows of the filter begin with.
     fn address(&self) -> Spec {
         match *self {
-            Self::Mac(mac) | Self::Bifurcated(Some(mac), _) => ethernet(mac, MacAddr::BROADCAST),
-            Self::Promiscuous | Self::Bifurcated(None, _) => EthFilter::any(),
+            Self::Mac(mac) => ethernet(mac, MacAddr::BROADCAST),
+            Self::Promiscuous | Self::Bifurcated(_) => EthFilter::any(),
         }
     }
 
     /// Returns the specs of each flow that takes packets of a class.
     fn flows(&self, class: RssClass) -> Vec<Vec<Spec>> {
-        let Self::Bifurcated(_, packets) = self else {
+        let Self::Bifurcated(packets) = self else {
             return vec![class.headers.iter().map(|header| any(*header)).collect()];
         };
         let of_version = packets.addresses.iter().filter(|to| to.is_ipv4() == class.headers.contains(&ItemKind::Ipv4));
@@ -228,10 +228,10 @@ impl Steering {
 
     /// Replaces the packets of a filter of bifurcated packets, in the same way.
     pub(crate) fn set_bifurcation(&mut self, packets: &Bifurcation) -> Result<()> {
-        let RxFilter::Bifurcated(mac, _) = self.filter else {
+        if !matches!(self.filter, RxFilter::Bifurcated(_)) {
             return Err(Error::InvalidRequest("the port was started for all packets of its interface".to_owned()));
-        };
-        self.update(RxFilter::Bifurcated(mac, packets.clone()), self.queues.clone())
+        }
+        self.update(RxFilter::Bifurcated(packets.clone()), self.queues.clone())
     }
 
     fn update(&mut self, filter: RxFilter, queues: Vec<WorkQueue>) -> Result<()> {
@@ -239,5 +239,34 @@ impl Steering {
         let (rules, _) = self.create_rules(&filter, &queues, parity)?;
         (self.filter, self.queues, self.classes, self.parity) = (filter, queues, rules, parity);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each address has a flow for each UDP port, and one for each protocol, in the class of its packets.
+    #[test]
+    fn flows_of_a_bifurcation() {
+        let addresses = ["10.9.0.1", "10.9.0.5", "fd00:9::1"].map(|text| text.parse().unwrap()).to_vec();
+        let packets =
+            Bifurcation { addresses, udp_ports: vec![4789, 6081], protocols: vec![4, 41, 47], later_fragments: true };
+        let filter = RxFilter::Bifurcated(packets);
+        let flows = classes().map(|(class, _)| filter.flows(class));
+        assert_eq!(flows.each_ref().map(Vec::len), [0, 4, 0, 2, 6, 3]);
+        assert!(flows.iter().flatten().all(|specs| !specs.is_empty()), "a flow for all packets");
+        let (first, last) = (&flows[1][0], &flows[5][2]);
+        let [Spec::Ipv4Ext { value, mask, .. }, Spec::Udp { value: udp, mask: udp_mask, .. }] = first[..] else {
+            panic!("{first:?}");
+        };
+        assert_eq!((value.dst_ip, value.proto, mask.dst_ip, mask.proto), (0x0a09_0001, 0, u32::MAX, 0));
+        assert_eq!((udp.dst_port, udp_mask.dst_port, udp_mask.src_port), (4789, u16::MAX, 0));
+        let [Spec::Ipv6 { value, mask, .. }] = last[..] else { panic!("{last:?}") };
+        assert_eq!((value.dst_ip[15], value.next_hdr, mask.dst_ip, mask.next_hdr), (1, 47, [u8::MAX; 16], u8::MAX));
+        // Other ports have one flow for each class.
+        for filter in [RxFilter::Promiscuous, RxFilter::Mac(MacAddr::new(2, 0, 0, 0, 0, 1))] {
+            assert!(classes().iter().all(|(class, _)| filter.flows(*class).len() == 1));
+        }
     }
 }

@@ -366,8 +366,9 @@ impl Nic for Mlx5Nic {
         let rules = self.rules.as_ref().map(|(rules, _)| rules.receive(default_rss));
         let mut own_queues = all.clone();
         own_queues.truncate(own);
-        let rx_steering =
-            Arc::new(Mutex::new(RxSteering { steering, own: own_queues, rules_share: rules.is_some() && shared > 0 }));
+        // A port with a bifurcation has no ingress rules.
+        let rules_share = rules.is_some() && shared > 0 && config.bifurcation.is_none();
+        let rx_steering = Arc::new(Mutex::new(RxSteering { steering, own: own_queues, rules_share }));
         *self.rx_steering.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&rx_steering);
         // Drop order: no memory is deregistered while the device may still write to it.
         let hardware = Box::new((rules, rx_steering, all, Arc::clone(&memory.mrs)));
