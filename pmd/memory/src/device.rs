@@ -206,7 +206,7 @@ pub(crate) mod tests {
     /// Zeroed memory of `words` 64-bit words.
     pub(crate) fn memory(words: usize) -> DeviceMemory {
         let buffer: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let start = NonNull::from(&buffer[0]).cast();
+        let start = NonNull::from(&*buffer).cast();
         // SAFETY: the view keeps the buffer alive. It is aligned to 8 and only accessed through views.
         unsafe { DeviceMemory::new(start, words * 8, Arc::new(buffer)) }
     }

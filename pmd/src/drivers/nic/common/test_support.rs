@@ -26,7 +26,7 @@ pub(crate) fn memory(bytes: usize) -> DeviceMemory {
     let buffer: Arc<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
     // SAFETY: the third argument keeps the buffer alive. It is aligned to 8 bytes, as an array of
     // `AtomicU64`. It is accessed through views of the device memory only.
-    unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
+    unsafe { DeviceMemory::new(NonNull::from(&*buffer).cast(), bytes, Arc::new(buffer)) }
 }
 
 /// Returns a table with the pool's region under `lkey`.
