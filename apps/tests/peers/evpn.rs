@@ -644,12 +644,22 @@ for part in reversed(fragment(outer/inner, fragsize=800)):
     }
     // Rules of a NIC take no fragments of UDP.
     let received = || kernel.statistic(&format!("wpvx{VNI}"), "rx_packets");
+    let state = |file: &str| kernel.run(&["cat", &format!("/sys/class/net/{file}")]).stdout;
+    let port = format!("wpvx{VNI}/brport");
+    assert_eq!(state(&format!("{port}/state")), "1\n", "the port is not in the state listening");
+    assert_eq!(state(&format!("{port}/forward_delay_timer")), "0\n", "a timer will let the port forward");
     assert!(!variant.is_emulated() || eventually(WAIT_LIMIT, || received() == 1), "the kernel has the datagram");
     assert!(pings(host, &remote_address(0), 56, 50));
     assert_eq!(carried(), before, "the bridge has the inner frame");
     // The other drivers take such fragments too, and the gateway joins them.
     let is_inner = |frame: &wirepath_testlab::Frame| frame.bytes[6..12] == [2, 0, 0, 0, 0x77, 0x31];
     assert!(!variant.is_emulated() || !at_host.drain().iter().any(is_inner), "a host has the inner frame");
+    // The devices come back as they were when somebody sets them down.
+    for device in ["wpvx", "wpac"].map(|kind| format!("{kind}{VNI}")) {
+        kernel.ip(&format!("link set {device} down"));
+        let is_back = || state(&format!("{port}/state")) == "1\n" && state(&format!("{device}/carrier")) == "1\n";
+        assert!(eventually(WAIT_LIMIT, is_back), "{}", kernel.ip("link show"));
+    }
     // A black hole drops the frames, like the packets of the session, until it goes.
     kernel.ip(&format!("route replace blackhole {remote}/32"));
     gateway.wait("remotes", "no next hop", |rows| {

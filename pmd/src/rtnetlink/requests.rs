@@ -29,6 +29,7 @@ const CREATE_OR_REPLACE: u16 = 0x500;
 
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_AF_SPEC: u16 = 26;
+const IFLA_BR_FORWARD_DELAY: u16 = 1;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
 /// `BR_STATE_LISTENING` of linux/if_bridge.h.
 const LISTENING: u8 = 1;
@@ -149,6 +150,8 @@ impl Requests {
     /// If the kernel refuses it.
     pub fn add_bridge(&mut self, name: &str) -> io::Result<()> {
         let mut data = Vec::new();
+        // With a delay, the kernel has timers that let a port forward, also without a spanning tree.
+        put(&mut data, IFLA_BR_FORWARD_DELAY, &0_u32.to_ne_bytes());
         put(&mut data, IFLA_BR_MCAST_SNOOPING, &[0]);
         self.add_link(name, "bridge", &data)
     }
@@ -307,7 +310,8 @@ impl Requests {
     }
 
     /// Lets a port of a bridge drop all frames in both directions, as one does in the state "listening" of a spanning
-    /// tree. Without a spanning tree, the port stays so until it or the bridge is set up again. Both have to be up.
+    /// tree. Without a spanning tree and with a forward delay of 0, the port stays so until it or the bridge is set up
+    /// again. Both have to be up.
     ///
     /// # Errors
     /// If the kernel refuses it.

@@ -290,9 +290,10 @@ impl Setup<'_> {
         // The kernel has the tunnel packets that the port leaves to it, such as late fragments, and would take them to
         // the bridge. This comes after the bridge is up, which lets its ports forward.
         if let Some((link, _)) = self.links.of_vni(segment.vni).filter(|(link, _)| is_own(link) && is_own(&bridge)) {
-            self.requests
-                .set_bridge_port_listening(link.index)
-                .map_err(failed("set the bridge port state of", &link.name))?;
+            let (name, index) = (link.name.clone(), link.index);
+            if let Err(error) = self.requests.set_bridge_port_listening(index) {
+                self.warnings.insert(format!("the bridge port of {name} passes frames of the kernel: {error}"));
+            }
         }
         Ok(())
     }

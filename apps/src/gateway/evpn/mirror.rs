@@ -296,6 +296,12 @@ impl Mirror {
             }
             self.bridges_changed |= old.mac != link.mac && devices::is_own(link);
         }
+        // A port that is set up again forwards. The bridge has its carrier from the port for local addresses.
+        if let Some(Seen { value: old, .. }) = &old
+            && devices::is_own(link)
+        {
+            self.bridges_changed |= (old.up, old.master) != (link.up, link.master);
+        }
         let key = |link: &Link| (link.kind, link.master);
         if old.is_none_or(|old| key(&old.value) != key(link)) {
             self.find_devices();
