@@ -376,7 +376,7 @@ impl ControlPlane {
     /// Replaces the packets that a port takes from an interface which it shares with the kernel.
     ///
     /// # Errors
-    /// If the device refuses them. The old ones stay in force.
+    /// If the device refuses them. The old ones stay in force until the device is lost and returns.
     pub fn set_bifurcation(&mut self, port: PortId, bifurcation: &Bifurcation) -> Result<(), PortError> {
         self.device(port).map_or(Ok(()), |port| port.set_bifurcation(bifurcation))
     }
