@@ -303,10 +303,7 @@ impl Requests {
         let mut port = Vec::new();
         put(&mut port, IFLA_BRPORT_LEARNING, &[learning.into()]);
         put(&mut port, IFLA_BRPORT_NEIGH_SUPPRESS, &[neigh_suppress.into()]);
-        let mut body = ifinfomsg(index, 0, 0);
-        body[0] = libc::AF_BRIDGE as u8;
-        put(&mut body, IFLA_PROTINFO | NESTED, &port);
-        self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
+        self.change_bridge_port(index, &port)
     }
 
     /// Lets a port of a bridge drop all frames in both directions, as one does in the state "listening" of a spanning
@@ -318,9 +315,13 @@ impl Requests {
     pub fn set_bridge_port_listening(&mut self, index: u32) -> io::Result<()> {
         let mut port = Vec::new();
         put(&mut port, IFLA_BRPORT_STATE, &[LISTENING]);
+        self.change_bridge_port(index, &port)
+    }
+
+    fn change_bridge_port(&mut self, index: u32, attributes: &[u8]) -> io::Result<()> {
         let mut body = ifinfomsg(index, 0, 0);
         body[0] = libc::AF_BRIDGE as u8;
-        put(&mut body, IFLA_PROTINFO | NESTED, &port);
+        put(&mut body, IFLA_PROTINFO | NESTED, attributes);
         self.netlink.request(RTM_SETLINK, 0, &body, |_, _| {})
     }
 

@@ -287,20 +287,15 @@ impl Mirror {
         if !link.up {
             self.remove_routes(link.index);
         }
-        if let Some(Seen { value: old, .. }) = &old
-            && self.by_bridge.contains_key(&link.index)
-        {
-            if (old.up, old.master) != (link.up, link.master) {
+        if let Some(Seen { value: old, .. }) = &old {
+            let (is_bridge, is_own) = (self.by_bridge.contains_key(&link.index), devices::is_own(link));
+            let has_restarted = (old.up, old.master) != (link.up, link.master);
+            if is_bridge && has_restarted {
                 self.bridges_restarted.insert(link.index);
-                self.bridges_changed = true;
             }
-            self.bridges_changed |= old.mac != link.mac && devices::is_own(link);
-        }
-        // A port that is set up again forwards. The bridge has its carrier from the port for local addresses.
-        if let Some(Seen { value: old, .. }) = &old
-            && devices::is_own(link)
-        {
-            self.bridges_changed |= (old.up, old.master) != (link.up, link.master);
+            // A port that is set up again forwards. The bridge has its carrier from the port for local addresses.
+            self.bridges_changed |= has_restarted && (is_bridge || is_own);
+            self.bridges_changed |= old.mac != link.mac && is_bridge && is_own;
         }
         let key = |link: &Link| (link.kind, link.master);
         if old.is_none_or(|old| key(&old.value) != key(link)) {

@@ -37,16 +37,21 @@ fn request(interface: &str) -> Result<libc::ifreq, String> {
     Ok(request)
 }
 
+/// Opens a socket for the properties of interfaces (netdevice(7)).
+fn property_socket() -> Result<OwnedFd, String> {
+    // SAFETY: the descriptor is new and owned by nobody else.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        Ok(OwnedFd::from_raw_fd(check(socket, "socket")?))
+    }
+}
+
 /// Sets an interface up.
 fn set_up(interface: &str) -> Result<(), String> {
     let mut request = request(interface)?;
-    // SAFETY: `request` is a valid `ifreq` that lives during both ioctl calls. The descriptor is new and
-    // owned by nobody else.
+    let socket = property_socket()?;
+    // SAFETY: `request` is a valid `ifreq` that lives during both ioctl calls.
     unsafe {
-        let socket = OwnedFd::from_raw_fd(check(
-            libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0),
-            "socket",
-        )?);
         check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request), "SIOCGIFFLAGS")?;
         request.ifr_ifru.ifru_flags |= libc::IFF_UP as i16;
         check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request), "SIOCSIFFLAGS")?;
@@ -86,13 +91,10 @@ fn open_tap(interface: &str) -> Result<OwnedFd, String> {
 pub(crate) fn kernel(interface: &str, mac: [u8; 6], mtu: u32) -> Result<Box<dyn Interface>, String> {
     let fd = open_tap(interface)?;
     let mut request = request(interface)?;
+    let socket = property_socket()?;
     // SAFETY: `request` is a valid `ifreq` that lives during both ioctl calls, and the field that each of them reads
-    // is set. The descriptor is new and owned by nobody else.
+    // is set.
     unsafe {
-        let socket = OwnedFd::from_raw_fd(check(
-            libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0),
-            "socket",
-        )?);
         let mut address: libc::sockaddr = zeroed();
         address.sa_family = libc::ARPHRD_ETHER;
         for (to, from) in address.sa_data.iter_mut().zip(mac) {

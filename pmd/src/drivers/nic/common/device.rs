@@ -593,10 +593,11 @@ fn is_device_gone(error: &Error) -> bool {
 
 impl<N: SharedNic> Device for NicDevice<N> {
     fn capabilities(&self) -> Capabilities {
+        let interface = self.rdma_port.interface();
         let mut caps = self.nic.capabilities(Capabilities {
             mac: self.rdma_port.mac,
-            mtu: self.rdma_port.mtu(),
-            interface: self.rdma_port.interface_name(),
+            mtu: interface.as_ref().and_then(|interface| interface.mtu),
+            interface: interface.map(|interface| interface.name),
             numa_node: self.rdma_port.device.numa_node(),
             vlan_tags: VlanTags::Kept,
             ..Capabilities::plain(N::PROBE.driver, &self.selector.device)
@@ -621,10 +622,11 @@ impl<N: SharedNic> Device for NicDevice<N> {
     }
 
     fn check(&mut self, config: &PortConfig) -> std::result::Result<(), PortError> {
-        config.check(&self.capabilities())?;
-        if config.bifurcation.is_some() && self.rdma_port.interface_name().is_none() {
+        let limits = self.capabilities();
+        config.check(&limits)?;
+        if config.bifurcation.is_some() && limits.interface.is_none() {
             let reason = "the kernel has no interface on this port to which other packets could be left".to_owned();
-            return Err(PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason });
+            return Err(PortError::Refused { driver: limits.driver, device: limits.device, reason });
         }
         Ok(())
     }

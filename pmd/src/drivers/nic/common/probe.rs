@@ -46,17 +46,9 @@ impl RdmaPort {
     }
 
     /// Returns the kernel's interface on the port in its present state, if sysfs shows one.
-    fn interface(&self) -> Option<Interface> {
-        let mut interfaces = self.device.interfaces();
-        interfaces.retain(|interface| interface.port == self.port);
-        let selected = interfaces.iter().position(|interface| Some(&interface.name) == self.selected.as_ref());
-        let first = (!interfaces.is_empty()).then_some(0);
-        selected.or(first).map(|at| interfaces.swap_remove(at))
-    }
-
-    /// Returns the name of the kernel's interface on the port.
-    pub(crate) fn interface_name(&self) -> Option<String> {
-        Some(self.interface()?.name)
+    pub(crate) fn interface(&self) -> Option<Interface> {
+        let interfaces = self.device.interfaces().into_iter().filter(|interface| interface.port == self.port);
+        interfaces.min_by_key(|interface| Some(&interface.name) != self.selected.as_ref())
     }
 
     /// Returns the present MTU of the kernel's interface on the port.
