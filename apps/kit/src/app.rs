@@ -58,7 +58,8 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+/// # use std::time::{Duration, Instant};
 ///
 /// use wirepath::prelude::*;
 ///
@@ -67,15 +68,24 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 ///
 /// let stop = Arc::new(AtomicBool::new(false));
 /// let flag = Arc::clone(&stop);
+/// let total = Arc::new(AtomicU64::new(0));
+/// let shared = Arc::clone(&total);
 /// let program = std::thread::spawn(move || {
 ///     let app = App::<()>::start("reflect", &AppArguments::default(), PORT)?.with_stop(flag).without_output();
-///     app.run_stages(|_worker| |context: &mut Context<'_>, batch: &mut Batch| {
-///         if let Some(port) = context.in_port() {
-///             context.send_batch(port, batch);
+///     app.run_stages(move |_worker| {
+///         let total = Arc::clone(&shared);
+///         move |context: &mut Context<'_>, batch: &mut Batch| {
+///             total.fetch_add(batch.len() as u64, Ordering::Relaxed);
+///             if let Some(port) = context.in_port() {
+///                 context.send_batch(port, batch);
+///             }
 ///         }
 ///     })
 /// });
-/// # std::thread::sleep(std::time::Duration::from_millis(100));
+/// # let deadline = Instant::now() + Duration::from_secs(10);
+/// # while total.load(Ordering::Relaxed) < 100 && Instant::now() < deadline {
+/// #     std::thread::sleep(Duration::from_millis(1));
+/// # }
 /// // ... here a test sends packets, gives commands and reads tables ...
 /// stop.store(true, Ordering::Relaxed);
 /// let summary = program.join().unwrap()?.expect("a run, not --check");
