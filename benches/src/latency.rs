@@ -432,6 +432,7 @@ fn generate(
             rate: Some(arguments.rate),
             limit: Limit::Time(length),
             drain: Duration::from_millis(200),
+            reorder_threshold: None,
         })
     };
     let stop = AtomicBool::new(false);

@@ -216,6 +216,7 @@ impl Runner<'_> {
             rate: Some(Rate::Packets(load)),
             limit: Limit::Time(duration),
             drain: self.plan.drain,
+            reorder_threshold: None,
         };
         let result = self.generator.run(&trial, self.stop, |_| {})?;
         if let Some(why) = result.failure {
@@ -331,6 +332,7 @@ mod tests {
             dropped_at_port: 0,
             is_measured: true,
             order,
+            density: None,
             received_bytes: order.distinct * 64,
             corrupt: 0,
             latency: histogram(),

@@ -7,6 +7,7 @@
 //! generator keeps them, and reads the clock just before it builds each packet.
 
 pub mod clock;
+pub mod density;
 pub mod flows;
 pub mod headers;
 pub mod ports;

@@ -67,6 +67,7 @@ impl SelfCheck {
             rate: Some(Rate::Packets(CHECK_RATE)),
             limit: Limit::Time(CHECK_TIME),
             drain: Duration::from_millis(20),
+            reorder_threshold: None,
         };
         let trial = generator.run(&trial, &std::sync::atomic::AtomicBool::new(false), |_| {})?;
         generator.close()?;
@@ -224,6 +225,9 @@ impl TrialResult {
                 "latency_clock": "tsc",
                 "jitter_ns": self.jitter.map(|(mean, max)| json!({ "mean": mean, "max": max })),
             });
+            if let Some(density) = &self.density {
+                object["reorder_density"] = density.to_json();
+            }
             if let (Value::Object(object), Value::Object(measured)) = (&mut object, measured) {
                 object.extend(measured);
             }
@@ -286,6 +290,9 @@ impl TrialResult {
             if let Some((mean, max)) = self.jitter {
                 let _ = writeln!(text, "{:12} mean {}, max {} (RFC 3550)", "jitter", time(mean), time(max));
             }
+        }
+        if let Some(density) = &self.density {
+            text += &density.text();
         }
         text += &histogram_text("departures", &self.departures);
         if self.is_stopped {

@@ -2,6 +2,7 @@
 
 use hdrhistogram::Histogram;
 
+use super::density::{Densities, Density};
 use super::signature::Signature;
 
 /// Longest time that a histogram keeps apart, in nanoseconds. Longer ones count as this.
@@ -46,7 +47,7 @@ struct Stream {
     packets: u64,
 }
 
-/// Follows the sequence numbers and delays of all streams. Its memory is fixed.
+/// Follows the sequence numbers and delays of all streams. Its memory is fixed, but for that of densities.
 #[derive(Debug)]
 pub struct Tracker {
     streams: Vec<Stream>,
@@ -58,11 +59,12 @@ pub struct Tracker {
     pub order: Order,
     /// One-way delay of all first copies, in nanoseconds.
     pub latency: Histogram<u64>,
+    densities: Option<Densities>,
 }
 
 impl Tracker {
-    /// Creates a tracker for streams that are numbered from 0.
-    pub fn new(streams: usize) -> Self {
+    /// Creates a tracker for streams that are numbered from 0. With a threshold, it has the densities of RFC 5236.
+    pub fn new(streams: usize, reorder_threshold: Option<u16>) -> Self {
         let bits = (WINDOW_MEMORY / streams.max(1)).clamp(WINDOW.0, WINDOW.1).next_power_of_two().min(WINDOW.1);
         let words = bits / 64;
         Self {
@@ -71,6 +73,7 @@ impl Tracker {
             words,
             order: Order::default(),
             latency: histogram(),
+            densities: reorder_threshold.map(|threshold| Densities::new(streams, threshold.into())),
         }
     }
 
@@ -125,6 +128,9 @@ impl Tracker {
             self.order.max_distance = self.order.max_distance.max(distance);
         }
         self.order.distinct += 1;
+        if let Some(densities) = &mut self.densities {
+            densities.receive(index, sequence);
+        }
         let delay = packet.age(now);
         self.latency.saturating_record(delay);
         if stream.packets > 0 {
@@ -133,6 +139,11 @@ impl Tracker {
         }
         stream.packets += 1;
         stream.delay = delay;
+    }
+
+    /// Ends the arrivals, and returns the densities of their displacements.
+    pub fn take_density(&mut self) -> Option<Density> {
+        self.densities.take().map(Densities::finish)
     }
 
     /// Returns the mean and the largest interarrival jitter of the streams with two packets or more, in nanoseconds.
@@ -152,7 +163,7 @@ mod tests {
     }
 
     fn order(sequences: &[u64]) -> Order {
-        let mut tracker = Tracker::new(2);
+        let mut tracker = Tracker::new(2, None);
         sequences.iter().for_each(|sequence| tracker.receive(&packet(1, *sequence, 0), 5));
         tracker.order
     }
@@ -177,7 +188,7 @@ mod tests {
 
     #[test]
     fn windows_have_an_end_that_is_counted() {
-        let mut tracker = Tracker::new(1);
+        let mut tracker = Tracker::new(1, None);
         let window = tracker.window();
         let mut receive = |sequence| {
             tracker.receive(&packet(0, sequence, 0), 0);
@@ -193,12 +204,12 @@ mod tests {
         // A jump over the whole window leaves no old bits.
         receive(window * 3);
         assert_eq!(receive(window * 3 - 1).duplicates, 1, "as before");
-        assert_eq!((1024, 1 << 16), (Tracker::new(1 << 16).window() as usize, window as usize));
+        assert_eq!((1024, 1 << 16), (Tracker::new(1 << 16, None).window() as usize, window as usize));
     }
 
     #[test]
     fn sequence_numbers_wrap() {
-        let mut tracker = Tracker::new(1);
+        let mut tracker = Tracker::new(1, None);
         let start = (1u64 << 32) - 3;
         // The numbers approach the end of 32 bits in steps that a stream could lose.
         for sequence in [1 << 30, 2 << 30, 3 << 30, start, start + 1, start + 2, start + 3, start + 5, start + 4] {
@@ -211,7 +222,7 @@ mod tests {
 
     #[test]
     fn streams_are_apart_and_unknown_ones_counted() {
-        let mut tracker = Tracker::new(2);
+        let mut tracker = Tracker::new(2, None);
         for stream in [0, 1, 2, 1 << 23] {
             tracker.receive(&packet(stream, 0, 0), 0);
         }
@@ -222,7 +233,7 @@ mod tests {
 
     #[test]
     fn jitter_is_that_of_the_rfc() {
-        let mut tracker = Tracker::new(2);
+        let mut tracker = Tracker::new(2, None);
         assert_eq!(tracker.jitter(), None);
         // Delays 100, 116, 100: D is 16 twice.
         for (n, delay) in [100, 116, 100].into_iter().enumerate() {

@@ -14,6 +14,7 @@ use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::{LinkState, MacAddr, Offloads, Port, PortEvent, RxQueue, StartedPort, TxQueue};
 
 use super::clock::Clock;
+use super::density::Density;
 use super::flows::{FlowSource, Part, Source, Traffic, filler_sums};
 use super::ports::{self, Role, Started};
 use super::rate::{Pacer, Rate};
@@ -48,6 +49,9 @@ pub enum Limit {
     None,
 }
 
+/// Packets that the windows of all flows for the densities of RFC 5236 may have. Each takes about 100 bytes.
+const MAX_REORDER_WINDOWS: usize = 1 << 22;
+
 /// Offered packets and their rate.
 #[derive(Clone, Debug)]
 pub struct Trial {
@@ -59,6 +63,8 @@ pub struct Trial {
     pub limit: Limit,
     /// Time after the sending in which packets may arrive.
     pub drain: Duration,
+    /// Threshold of the densities of RFC 5236; `None`: they are not measured.
+    pub reorder_threshold: Option<u16>,
 }
 
 /// Counts at a moment of a trial.
@@ -111,6 +117,8 @@ pub struct TrialResult {
     pub is_measured: bool,
     /// Loss, order and duplicates.
     pub order: Order,
+    /// Densities of RFC 5236, if they were asked for.
+    pub density: Option<Density>,
     /// Bytes of the received packets, with frame check sequences: first copies, or all packets of a capture.
     pub received_bytes: u64,
     /// Packets of the run whose payload had changed. They count as lost too.
@@ -570,6 +578,14 @@ impl Generator {
         }
         if let Traffic::Flows(flows) = &trial.traffic {
             let streams = flows.count().map_err(Failure::usage)?.saturating_mul(sending.len());
+            let threshold = usize::from(trial.reorder_threshold.unwrap_or(0));
+            if streams.saturating_mul(threshold) > MAX_REORDER_WINDOWS {
+                return Err(Failure::usage(format!(
+                    "a reorder threshold of {threshold} for {streams} flows of all ports; at most {} is possible with \
+                     so many",
+                    MAX_REORDER_WINDOWS / streams
+                )));
+            }
             if streams > MAX_STREAMS {
                 return Err(Failure::usage(format!(
                     "{streams} flows of all ports; at most {MAX_STREAMS} are possible"
@@ -679,7 +695,7 @@ impl Generator {
             }
             stream_ends.push(streams);
         }
-        let tracker = Tracker::new(streams);
+        let tracker = Tracker::new(streams, trial.reorder_threshold);
         let window = tracker.window();
         let count = controls.len();
         let delivered = vec![vec![0; count]; count];
@@ -809,7 +825,7 @@ impl Generator {
             }
             received = receiver.or(received);
         }
-        let received = received.ok_or_else(|| Failure::failed("the receiver has no result"))?;
+        let mut received: ReceiverCounts = received.ok_or_else(|| Failure::failed("the receiver has no result"))?;
         let sent = shared.sent[0].load(Ordering::Relaxed);
         let passed = Duration::from_nanos(last.saturating_sub(start));
         let duration = match trial.limit {
@@ -834,7 +850,7 @@ impl Generator {
             let name = port.port.port.name().to_owned();
             results.push(PortResult { name, role: port.role, tx, rx, delivered, foreign: *foreign, looped: *looped });
         }
-        let jitter = received.tracker.jitter();
+        let (jitter, density) = (received.tracker.jitter(), received.tracker.take_density());
         Ok(TrialResult {
             asked_pps: asked.filter(|_| trial.rate.is_some()),
             duration,
@@ -845,6 +861,7 @@ impl Generator {
             dropped_at_port,
             is_measured,
             order: received.tracker.order,
+            density,
             received_bytes: received.bytes,
             corrupt: received.corrupt,
             latency: received.tracker.latency,

@@ -31,6 +31,7 @@ fn trial(rate: &str, limit: Limit) -> Trial {
         rate: Some(rate.parse().unwrap()),
         limit,
         drain: Duration::from_secs(5),
+        reorder_threshold: None,
     }
 }
 

@@ -179,7 +179,13 @@ impl Options {
             let traffic = self.streams.flows(named.sizes.clone())?;
             let load = |rate: Rate| -> Result<f64, Failure> {
                 let traffic = Traffic::Flows(traffic.clone());
-                let trial = Trial { traffic, rate: Some(rate), limit: Limit::None, drain: self.generator.drain };
+                let trial = Trial {
+                    traffic,
+                    rate: Some(rate),
+                    limit: Limit::None,
+                    drain: self.generator.drain,
+                    reorder_threshold: None,
+                };
                 let no_number = || Failure::usage("a limit of the load must be a number, not \"max\"");
                 generator.packets_per_second(&trial)?.ok_or_else(no_number)
             };

@@ -59,6 +59,14 @@ pub struct Options {
     )]
     count: Option<u64>,
 
+    /// Also report how far packets are displaced, and how many packets a receiver would hold to restore the order:
+    /// Reorder Density and Reorder Buffer-occupancy Density (RFC 5236)
+    ///
+    /// A packet that more than N packets overtake, or that overtakes more than N, is left out there. This costs about
+    /// a microsecond for each packet.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096), conflicts_with = "pcap")]
+    reorder_threshold: Option<u16>,
+
     /// Write the histograms of delays and departure intervals as an HdrHistogram log (version 2)
     #[arg(long, value_name = "FILE")]
     hlog: Option<PathBuf>,
@@ -197,7 +205,7 @@ impl Options {
             _ => Limit::Time(Duration::from_secs(10)),
         };
         let rate = self.rate.or((!is_replay).then_some(Rate::Packets(1000.0)));
-        Ok(Trial { traffic, rate, limit, drain: self.generator.drain })
+        Ok(Trial { traffic, rate, limit, drain: self.generator.drain, reorder_threshold: self.reorder_threshold })
     }
 }
 
