@@ -11,6 +11,7 @@ mod l2fwd;
 mod manual;
 mod metrics;
 mod ndr;
+mod netem;
 mod perf;
 mod pktgen;
 mod privileges;

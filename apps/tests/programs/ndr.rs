@@ -346,8 +346,8 @@ fn an_interrupted_search_prints_the_known_bounds() {
     assert_eq!(goal["lower_pps"], 10_000.0, "{search}");
 }
 
-/// Options of searches through a token bucket that passes 1000 packets per second.
-const BUCKET: [&str; 23] = [
+/// Options of searches through a device that passes 1000 packets per second.
+pub(super) const BUCKET: [&str; 23] = [
     "--json",
     "-q",
     "ndr",
