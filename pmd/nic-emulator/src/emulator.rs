@@ -487,6 +487,9 @@ impl<H: Host> Machine<H> {
             if link.is_count_only() {
                 self.outbox.set_count_only(at);
             }
+            if let Some(Some(kernel)) = self.kernel_ports.get_mut(at).filter(|_| !link.up) {
+                kernel.set_carrier(false);
+            }
         }
         self.linked = true;
         Ok(())
@@ -695,10 +698,14 @@ impl<H: Host> Machine<H> {
     }
 
     fn apply_fault(&mut self, device: usize, what: &FaultKind, doorbells: Doorbells, log: &Log) {
-        if let FaultKind::Link { port, up } = *what
-            && let Some(link) = self.links.get_mut(self.first_port[device] + usize::from(port) - 1)
-        {
-            link.up = up;
+        if let FaultKind::Link { port, up } = *what {
+            let port = self.first_port[device] + usize::from(port) - 1;
+            if let Some(link) = self.links.get_mut(port) {
+                link.up = up;
+            }
+            if let Some(Some(kernel)) = self.kernel_ports.get_mut(port) {
+                kernel.set_carrier(up);
+            }
         }
         self.run_device(doorbells, log, device, |device, env| device.fault(env, what));
     }

@@ -138,4 +138,9 @@ pub trait Interface: Send {
 
     /// Returns the descriptor that becomes readable when a frame arrives.
     fn descriptor(&self) -> RawFd;
+
+    /// Gives an interface of [`InterfaceKind::Kernel`] a carrier, or takes it away. Others keep theirs.
+    fn set_carrier(&mut self, up: bool) {
+        _ = up;
+    }
 }

@@ -106,6 +106,11 @@ impl KernelPort {
         Some(length)
     }
 
+    /// Shows the kernel whether the port has a link.
+    pub(crate) fn set_carrier(&mut self, up: bool) {
+        self.interface.set_carrier(up);
+    }
+
     /// Returns the descriptor that becomes readable when the kernel sends a frame.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.interface.descriptor()

@@ -13,6 +13,8 @@ use wirepath_nic_emulator::{frame, segment};
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 /// `PACKET_VNET_HDR` of linux/if_packet.h, which `libc` lacks.
 const PACKET_VNET_HDR: c_int = 15;
+/// `TUNSETCARRIER` of linux/if_tun.h, which `libc` lacks: `_IOW('T', 226, int)`.
+const TUNSETCARRIER: libc::Ioctl = 0x4004_54e2;
 /// Size of `struct virtio_net_hdr`, which precedes each frame, in bytes.
 const VNET: usize = 10;
 /// Maximum length of a frame before segmentation: 64 KiB of IP, the Ethernet header and two VLAN tags.
@@ -130,6 +132,12 @@ impl Interface for Tap {
 
     fn descriptor(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+
+    fn set_carrier(&mut self, up: bool) {
+        let up = c_int::from(up);
+        // SAFETY: the call reads one integer, which lives during it. A kernel before 5.0 does not know the call.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNSETCARRIER, &raw const up) };
     }
 }
 
