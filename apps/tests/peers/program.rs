@@ -84,6 +84,13 @@ impl Program {
         assert_eq!(answer.trim(), "injected");
     }
 
+    /// Takes the link of an emulated NIC away, or gives it back.
+    pub(crate) fn set_nic_link(&self, device: &str, up: bool) {
+        let kind = if up { "port-up" } else { "port-down" };
+        let answer = self.ask_nics(&format!("device = 'nic-{device}'\nkind = '{kind}'\nport = 1\n"));
+        assert_eq!(answer.trim(), "injected");
+    }
+
     fn ask_nics(&self, request: &str) -> String {
         let mut socket = UnixStream::connect(self.folder.path().join("control")).expect("the control socket");
         write!(socket, "{request}").expect("a request");

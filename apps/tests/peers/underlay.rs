@@ -151,11 +151,34 @@ pub(crate) fn the_kernel_keeps_all_but_tunnels(variant: Variant) {
         }
     });
     assert!(!is_refused(), "the gateway has UDP port 6081");
+    // The tunnel packets have the address that an operator gives the interface. The others ask for it again.
+    let changed = [2, 0, 0, 0, 0x77, 1];
+    kernel.ip(&format!("link set wan address {}", colons(changed)));
+    for other in [remote, &routers[1]] {
+        other.ip("neigh flush all");
+    }
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    wire.drain();
+    assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &host_address(0), 1000, 50));
+    let is_tunnel = |frame: &&Frame| {
+        let udp = if variant.ipv6 { 54 } else { 34 };
+        frame.bytes[..6] == asked && frame.bytes.get(udp + 2..udp + 4) == Some(&[0x12, 0xb5])
+    };
+    let sources: Vec<[u8; 6]> =
+        wire.drain().iter().filter(is_tunnel).map(|frame| frame.bytes[6..12].try_into().expect("6 bytes")).collect();
+    assert!(sources.len() >= 100 && sources.iter().all(|source| *source == changed), "{sources:02x?}");
     if variant.is_emulated() {
         // A device that was lost returns with the packets of the last reload.
         gateway.reset_nic("wan");
         world.wait_for(&mut gateway, host, &remote_address(0));
         assert!(!is_refused(), "the gateway has UDP port 6081 after the reset");
+        // The kernel sees the link of the NIC.
+        for up in [false, true] {
+            gateway.set_nic_link("wan", up);
+            let has_carrier = || !kernel.ip("-o link show dev wan").contains("NO-CARRIER");
+            assert!(wirepath_testlab::eventually(WAIT_LIMIT, || has_carrier() == up), "the carrier with the link {up}");
+        }
+        world.wait_for(&mut gateway, host, &remote_address(0));
     }
     assert!(pings(host, &remote_address(0), 56, 50) && pings(remote, &own, 56, 20));
     // The gateway itself has answered nothing.

@@ -17,7 +17,7 @@ pub(crate) mod ethtool;
 #[cfg(feature = "kernel")]
 pub(crate) mod frame_buffers;
 pub(crate) mod link;
-#[cfg(feature = "kernel")]
+#[cfg(any(feature = "kernel", feature = "nic"))]
 pub(crate) mod link_monitor;
 #[cfg(feature = "kernel")]
 pub(crate) mod link_probe;

@@ -19,6 +19,9 @@ use super::ring_handoff::RingHandoff;
 use super::rx_queue::{NicRxQueue, RssGroup};
 use super::shared_nic::SharedNic;
 use super::tx_queue::{NicTxQueue, TxRing};
+use crate::drivers::kernel::common::link::Interface;
+use crate::drivers::kernel::common::link_monitor::LinkMonitor;
+use crate::drivers::kernel::common::netlink::Netlink;
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
     Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent,
@@ -61,6 +64,8 @@ pub(crate) struct NicDevice<N: SharedNic> {
     quarantine: Quarantine,
     /// Serves clients while the port is started.
     server: Option<AttachServer>,
+    /// The kernel's interface of a started port that is shared with the kernel. Its address is that of the port.
+    interface: Option<LinkMonitor>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -279,6 +284,7 @@ impl<N: SharedNic> NicDevice<N> {
             resets: ResetCounts::default(),
             quarantine: Quarantine::default(),
             server: None,
+            interface: None,
         })
     }
 
@@ -455,6 +461,19 @@ impl<N: SharedNic> NicDevice<N> {
         server.serve(&mut ServeContext { nic, context, sharing, status: &status });
     }
 
+    /// Takes the address and the MTU of the kernel's interface. The device itself reports its link and its loss.
+    fn follow_interface(&mut self, events: &mut Vec<PortEvent>) {
+        let Some(interface) = &mut self.interface else { return };
+        for event in interface.events() {
+            match event {
+                PortEvent::Address(mac) => self.rdma_port.mac = Some(mac),
+                PortEvent::Mtu(_) => {}
+                _ => continue,
+            }
+            events.push(event);
+        }
+    }
+
     /// Reads asynchronous events of the device. Returns true if the device is broken.
     fn read_events(&mut self, events: &mut Vec<PortEvent>) -> bool {
         let Some(opened) = &mut self.opened else { return false };
@@ -557,6 +576,7 @@ impl<N: SharedNic> NicDevice<N> {
                 PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason }
             })?);
         }
+        self.interface = config.bifurcation.as_ref().and_then(|_| monitor(&mut self.rdma_port));
         self.health = Health::Healthy;
         let Some(running) = &self.running else { return Ok(Queues::default()) };
         let mut queues = Queues::default();
@@ -580,6 +600,15 @@ impl<N: SharedNic> NicDevice<N> {
         }
         N::PROBE.refused(&self.selector.device, error)
     }
+}
+
+/// Starts to monitor the kernel's interface of a port, and gives the port its present address. `None` if there is no
+/// such interface in this namespace.
+fn monitor(rdma_port: &mut RdmaPort) -> Option<LinkMonitor> {
+    let name = rdma_port.interface()?.name;
+    let interface = Interface::by_name(&name, &mut Netlink::route().ok()?)?;
+    rdma_port.mac = interface.mac.or(rdma_port.mac);
+    LinkMonitor::new(&interface).ok()
 }
 
 fn link_state(state: PortState) -> LinkState {
@@ -739,6 +768,7 @@ impl<N: SharedNic> DeviceLink for NicDevice<N> {
                     self.give_up(&why, &mut events);
                 } else {
                     self.serve_clients();
+                    self.follow_interface(&mut events);
                 }
             }
             Health::Away => {}
