@@ -21,6 +21,8 @@ const MODULES: [&str; 3] = ["bridge", "vxlan", "veth"];
 const ZEBRA: &str = "usr/lib/frr/zebra";
 /// Oldest tested version of FRR.
 const MIN_FRR: (u32, u32) = (8, 4);
+/// State of a bridge port that passes frames, in sysfs.
+const FORWARDING: &str = "3";
 
 /// A VXLAN device in a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,9 @@ pub struct VxlanFacts {
     pub neigh_suppress: Option<bool>,
     /// True if IPv6 is off on the bridge.
     pub lacks_ipv6: bool,
+    /// True if the gateway has a port in the bridge, and the bridge gets what the device receives. The gateway gives
+    /// ports of bridges that it made another state.
+    pub leaks: bool,
 }
 
 /// An ARP or ND table.
@@ -119,9 +124,18 @@ fn devices(root: &Path, requests: &mut Requests) -> Vec<VxlanFacts> {
         Ok(text) => Some(text.trim() != "0"),
         Err(_) => None,
     };
+    let has_gateway = |bridge: u32| {
+        let is_cable = |link: &&Link| link.master == Some(bridge) && link.kind == LinkKind::Other;
+        links.values().filter(is_cable).any(|link| link.alias.as_deref() == Some(DEVICE_ALIAS))
+    };
+    let is_forwarding = |name: &str| {
+        let state = std::fs::read_to_string(root.join(format!("sys/class/net/{name}/brport/state")));
+        state.is_ok_and(|state| state.trim() == FORWARDING)
+    };
     let device = |link: &Link| {
         let LinkKind::Vxlan(vxlan) = link.kind else { return None };
-        let (name, bridge) = (link.name.clone(), links.get(&link.master?)?.name.clone());
+        let master = links.get(&link.master?)?;
+        let (name, bridge) = (link.name.clone(), master.name.clone());
         Some(VxlanFacts {
             own: link.alias.as_deref() == Some(DEVICE_ALIAS),
             local: vxlan.local,
@@ -129,6 +143,7 @@ fn devices(root: &Path, requests: &mut Requests) -> Vec<VxlanFacts> {
             port_learning: flag(format!("sys/class/net/{name}/brport/learning")),
             neigh_suppress: flag(format!("sys/class/net/{name}/brport/neigh_suppress")),
             lacks_ipv6: flag(format!("proc/sys/net/ipv6/conf/{bridge}/disable_ipv6")) == Some(true),
+            leaks: has_gateway(master.index) && is_forwarding(&name),
             name,
             bridge,
         })
@@ -256,6 +271,12 @@ fn vxlan_devices(facts: &EvpnFacts) -> Vec<Finding> {
             ),
             _ => {}
         }
+        if device.leaks {
+            problem(
+                format!("{bridge} gets tunnel packets that the gateway leaves to {name}, such as late fragments"),
+                format!("ip link set {bridge} type bridge forward_delay 0; bridge link set dev {name} state 1"),
+            );
+        }
         if device.lacks_ipv6 {
             problem(
                 format!("IPv6 is off on {bridge}, so FRR gets no IPv6 addresses of hosts"),
@@ -286,6 +307,7 @@ mod tests {
             port_learning: Some(false),
             neigh_suppress: Some(true),
             lacks_ipv6: false,
+            leaks: false,
         }
     }
 
@@ -303,7 +325,7 @@ mod tests {
     #[test]
     fn each_problem_has_a_finding_with_its_remedy() {
         type Problem = (&'static str, fn(&mut Facts), &'static str);
-        let problems: [Problem; 11] = [
+        let problems: [Problem; 12] = [
             ("EVPN kernel", |f| f.evpn.missing_modules = vec!["vxlan"], "CONFIG_VXLAN"),
             ("EVPN kernel", |f| f.kernel = Some((5, 7)), "5.8"),
             ("EVPN daemon", |f| f.evpn.frr = Some("8.1-my".to_owned()), "apt install frr"),
@@ -327,6 +349,11 @@ mod tests {
                 "ip link set vx2 type vxlan local 10.9.0.1",
             ),
             ("EVPN devices", |f| f.evpn.devices[1].lacks_ipv6 = true, "sysctl net.ipv6.conf.br2.disable_ipv6=0"),
+            (
+                "EVPN devices",
+                |f| f.evpn.devices[1].leaks = true,
+                "br2 type bridge forward_delay 0; bridge link set dev vx2 state 1",
+            ),
             ("EVPN devices", |f| f.evpn.devices[0].local = None, "ip link set vx1 type vxlan local ADDRESS"),
         ];
         assert!(run_checks(&facts()).iter().all(|finding| finding.level == Level::Ok && finding.remedy.is_none()));
