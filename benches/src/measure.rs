@@ -341,6 +341,7 @@ pub(crate) fn run<S: Stage + 'static>(
                 || {
                     let before = sent(&running);
                     std::thread::sleep(common.timing.round());
+                    wait_for_packets(&running, before);
                     Ok::<u64, Failure>(sent(&running) - before)
                 },
             )?;
@@ -353,6 +354,17 @@ pub(crate) fn run<S: Stage + 'static>(
     }
     let summary = stop(running)?;
     Figures::new(&rounds?, summary.drops().values().sum())
+}
+
+/// Longest time that a round goes on because no packet was moved in it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits for the first packet of a round. On a busy machine, a worker may have no processor in a short round.
+fn wait_for_packets<S: Stage + 'static>(running: &Running<S>, before: u64) {
+    let end = Instant::now() + PATIENCE;
+    while sent(running) == before && !running.failed() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Waits until a pipeline has sent `packets` packets, stops it, and returns the figures of all packets that it
