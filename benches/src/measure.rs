@@ -357,11 +357,11 @@ pub(crate) fn run<S: Stage + 'static>(
 }
 
 /// Longest time that a round goes on because no packet was moved in it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FIRST_PACKET_LIMIT: Duration = Duration::from_secs(5);
 
 /// Waits for the first packet of a round. On a busy machine, a worker may have no processor in a short round.
 fn wait_for_packets<S: Stage + 'static>(running: &Running<S>, before: u64) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + FIRST_PACKET_LIMIT;
     while sent(running) == before && !running.failed() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -394,7 +394,7 @@ const SRV6: &[(Cell, Srv6)] = &[
 impl Cell {
     /// Returns whether the tunnel carries IP packets, so that the gateway routes.
     fn is_routed(&self) -> bool {
-        !std::ptr::eq(self.inner, BOTH)
+        self.inner.iter().any(|inner| BOTH.iter().all(|bridged| bridged.guest != inner.guest))
     }
 
     /// Returns whether the tunnel has MPLS labels.

@@ -3,6 +3,8 @@
 //! [`CELLS`] has the tunnels and what a NIC does with them. Frames pass in both directions, and their content is
 //! compared. All of them pass the NIC's encapsulation and decapsulation, or none.
 
+use std::path::PathBuf;
+
 use wirepath::control_socket::Client;
 use wirepath_testlab::{FramePort, eventually, oracle};
 
@@ -261,7 +263,7 @@ fn send([sent, seen]: &[Vec<u8>; 2], from: &FramePort, to: &mut FramePort, first
 /// The gateway with one tunnel.
 struct Gateway {
     program: Program,
-    client: Client,
+    socket: PathBuf,
 }
 
 impl Gateway {
@@ -278,13 +280,14 @@ impl Gateway {
         let program = world.start_with(&config);
         let socket = program.path("control.sock");
         assert!(eventually(WAIT_LIMIT, || Client::connect(&socket).is_ok()), "no control socket");
-        let client = Client::connect(&socket).expect("a connection");
-        Self { program, client }
+        Self { program, socket }
     }
 
     /// Returns a value of the only row of a table in which the first column has this value.
     fn value(&mut self, table: &str, condition: &str, column: &str) -> serde_json::Value {
-        let table = self.client.show(table, &[condition.to_owned()], None).expect("a table");
+        // The gateway closes the connections of clients that are silent for 10 s.
+        let mut client = Client::connect(&self.socket).expect("a connection");
+        let table = client.show(table, &[condition.to_owned()], None).expect("a table");
         assert_eq!(table.rows.len(), 1, "{table:?}");
         let at = table.columns.iter().position(|name| name == column).unwrap_or_else(|| panic!("no {column}"));
         table.rows[0][at].clone()

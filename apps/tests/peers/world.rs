@@ -21,7 +21,7 @@ pub(crate) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 /// VNI of the segment of hosts and remotes, unless a test uses another one.
 pub(crate) const VNI: u32 = 42;
 /// Time limit for events that must happen. It is generous, because it only ends tests that fail.
-pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Parameters of a test run.
 #[derive(Clone, Copy, Debug)]

@@ -23,7 +23,7 @@ struct Network {
     guest: LinuxGuest,
 }
 
-/// What netem has counted.
+/// Counters of netem.
 struct Counts {
     sent: f64,
     dropped: f64,
