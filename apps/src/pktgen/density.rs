@@ -16,8 +16,8 @@ pub struct Density {
     /// lost packets. Early packets have a negative one.
     pub displacements: BTreeMap<i64, u64>,
     /// Packets by the number of packets that a receiver holds after their arrival, because earlier ones are missing.
-    pub held: BTreeMap<usize, u64>,
-    /// Packets that are displaced by more than the threshold, and count nowhere else.
+    pub held: BTreeMap<u32, u64>,
+    /// Packets that are displaced by more than the threshold, and have no displacement.
     pub left_out: u64,
 }
 
@@ -77,16 +77,17 @@ impl Window {
 }
 
 impl Displacement {
-    /// Takes an arrival. Returns false if it is later than the window is long.
-    fn receive(&mut self, sequence: u64, threshold: usize, density: &mut Density) -> bool {
-        if sequence < self.receive_index {
-            return false;
+    /// Takes an arrival.
+    fn receive(&mut self, sequence: u64, threshold: usize, density: &mut Density) {
+        // Its place is over, or it is a copy that was not recognised.
+        if sequence < self.receive_index || self.window.sorted.contains(&sequence) || self.early.contains(&sequence) {
+            density.left_out += 1;
+            return;
         }
         self.window.push(sequence);
-        if self.window.arrivals.len() > threshold + 1 {
+        if self.window.arrivals.len() > threshold {
             self.step(threshold, density);
         }
-        true
     }
 
     /// Judges the first packet of the window.
@@ -94,12 +95,21 @@ impl Displacement {
         let from = self.receive_index..;
         let next = |set: &BTreeSet<u64>| set.range(from.clone()).next().copied();
         // Places whose packets are in neither set are those of lost packets.
-        let Some(index) = next(&self.window.sorted).into_iter().chain(next(&self.early)).min() else { return };
-        self.receive_index = index;
+        let index = next(&self.window.sorted).into_iter().chain(next(&self.early)).min();
         let Some(sequence) = self.window.pop() else { return };
+        let Some(index) = index else {
+            density.left_out += 1;
+            return;
+        };
+        self.receive_index = index;
         let displacement = index as i64 - sequence as i64;
         if displacement.unsigned_abs() as usize > threshold {
             density.left_out += 1;
+            // A late packet has had its place, so one place more than packets is left. The authors keep it, and all
+            // later packets would seem displaced.
+            if displacement > 0 {
+                self.early.pop_first();
+            }
             return;
         }
         *density.displacements.entry(displacement).or_default() += 1;
@@ -112,9 +122,13 @@ impl Displacement {
 }
 
 impl Occupancy {
+    /// Takes an arrival.
     fn receive(&mut self, sequence: u64, threshold: usize, density: &mut Density) {
+        if sequence < self.next || self.window.sorted.contains(&sequence) || self.held.contains(&sequence) {
+            return;
+        }
         self.window.push(sequence);
-        if self.window.arrivals.len() > threshold + 1 {
+        if self.window.arrivals.len() > threshold {
             self.step(threshold, density);
         }
     }
@@ -135,7 +149,7 @@ impl Occupancy {
                 self.hand_out();
             }
         }
-        *density.held.entry(self.held.len()).or_default() += 1;
+        *density.held.entry(self.held.len() as u32).or_default() += 1;
     }
 
     /// Returns the next packet for which the receiver waits; `None` if it waits for none.
@@ -162,9 +176,7 @@ impl Densities {
     /// Takes the first copy of a packet.
     pub fn receive(&mut self, stream: usize, sequence: u64) {
         let Some(Stream { displacement, occupancy }) = self.streams.get_mut(stream) else { return };
-        if !displacement.receive(sequence, self.threshold, &mut self.density) {
-            self.density.left_out += 1;
-        }
+        displacement.receive(sequence, self.threshold, &mut self.density);
         occupancy.receive(sequence, self.threshold, &mut self.density);
     }
 
@@ -185,31 +197,30 @@ impl Densities {
 impl Density {
     /// Returns the densities as JSON.
     pub fn to_json(&self) -> Value {
-        let total = self.displacements.values().sum::<u64>().max(1) as f64;
-        let entry = |name: &str, at: i64, n: u64| json!({ name: at, "packets": n, "share": n as f64 / total });
-        let displacements = self.displacements.iter().map(|(at, n)| entry("displacement", *at, *n));
-        let held = self.held.iter().map(|(at, n)| entry("held", *at as i64, *n));
+        fn entries<K: Copy + Into<i64>>(name: &str, counts: &BTreeMap<K, u64>) -> Vec<Value> {
+            let total = counts.values().sum::<u64>().max(1) as f64;
+            let entry = |(at, n): (&K, &u64)| {
+                let at: i64 = (*at).into();
+                json!({ name: at, "packets": n, "share": *n as f64 / total })
+            };
+            counts.iter().map(entry).collect()
+        }
         json!({
-            "density": displacements.collect::<Vec<_>>(),
-            "buffer_occupancy": held.collect::<Vec<_>>(),
+            "density": entries("displacement", &self.displacements),
+            "buffer_occupancy": entries("held", &self.held),
             "left_out": self.left_out,
         })
     }
 
-    /// Returns the densities as text of two lines.
+    /// Returns the largest shares of both densities as text of two lines.
     pub fn text(&self) -> String {
-        let total = self.displacements.values().sum::<u64>().max(1) as f64;
-        let share = |n: u64| format!("{:.3} %", n as f64 / total * 100.0);
-        let displacements: Vec<String> =
-            self.displacements.iter().map(|(at, n)| format!("{at}: {}", share(*n))).collect();
-        let held: Vec<String> = self.held.iter().map(|(at, n)| format!("{at}: {}", share(*n))).collect();
         let left_out = if self.left_out == 0 { String::new() } else { format!("; {} left out", self.left_out) };
         format!(
             "{:12} {} (RFC 5236: displacement){left_out}\n{:12} {} (RFC 5236: packets to hold)\n",
             "displaced",
-            shortened(displacements),
+            largest(&self.displacements),
             "held",
-            shortened(held)
+            largest(&self.held)
         )
     }
 }
@@ -217,11 +228,21 @@ impl Density {
 /// Most entries of a density that are printed.
 const PRINTED: usize = 16;
 
-fn shortened(mut entries: Vec<String>) -> String {
+/// Returns the largest shares, in the order of what they are shares of.
+fn largest<K: Copy + Ord + std::fmt::Display>(counts: &BTreeMap<K, u64>) -> String {
+    let total = counts.values().sum::<u64>().max(1) as f64;
+    let mut entries: Vec<(K, u64)> = counts.iter().map(|(at, n)| (*at, *n)).collect();
+    entries.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
     let more = entries.len().saturating_sub(PRINTED);
     entries.truncate(PRINTED);
-    let text = if entries.is_empty() { "none".to_owned() } else { entries.join(", ") };
-    if more == 0 { text } else { format!("{text}, and {more} more") }
+    entries.sort_unstable_by_key(|(at, _)| *at);
+    let shares = entries.iter().map(|(at, n)| format!("{at}: {:.3} %", *n as f64 / total * 100.0));
+    let text = shares.collect::<Vec<_>>().join(", ");
+    match (entries.is_empty(), more) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => text,
+        (false, more) => format!("{text}, and {more} smaller shares"),
+    }
 }
 
 #[cfg(test)]
@@ -238,7 +259,7 @@ mod tests {
         density.displacements.iter().map(|(at, n)| (*at, *n)).collect()
     }
 
-    fn held(density: &Density) -> Vec<(usize, u64)> {
+    fn held(density: &Density) -> Vec<(u32, u64)> {
         density.held.iter().map(|(at, n)| (*at, *n)).collect()
     }
 
@@ -269,9 +290,35 @@ mod tests {
         let late = [1, 2, 3, 4, 5, 0, 6];
         let found = density(2, &late);
         assert_eq!((displacements(&found), held(&found), found.left_out), (vec![(0, 6)], vec![(0, 6)], 1));
+        // The last threshold that is too small, and what follows is in order.
+        let tail: Vec<u64> = late.iter().copied().chain(7..200).collect();
+        let found = density(4, &tail);
+        assert_eq!((displacements(&found), held(&found), found.left_out), (vec![(0, 199)], vec![(0, 199)], 1));
+        // A late packet after losses takes no place from those that follow.
+        let jumps: Vec<u64> = [0, 4, 6, 1].into_iter().chain(10..1000).collect();
+        let found = density(3, &jumps);
+        assert_eq!((found.displacements[&0], found.displacements.values().sum::<u64>(), found.left_out), (991, 993, 1));
         let found = density(5, &late);
         assert_eq!((displacements(&found), found.left_out), (vec![(-1, 5), (0, 1), (5, 1)], 0));
         assert_eq!(held(&found), [(0, 2), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
+    }
+
+    #[test]
+    fn copies_that_were_not_recognised_are_left_out() {
+        let found = density(10, &[0, 1, 200_000, 1, 200_000, 200_001]);
+        assert_eq!((displacements(&found), held(&found), found.left_out), (vec![(0, 4)], vec![(0, 4)], 2));
+    }
+
+    #[test]
+    fn the_largest_shares_are_printed() {
+        let mut density = Density { left_out: 3, ..Density::default() };
+        density.displacements = (-20..=20).map(|at: i64| (at, 21 - at.unsigned_abs())).collect();
+        let text = density.text();
+        assert!(text.contains("displaced    -8: ") && text.contains("0: 4.762 %"), "{text}");
+        assert!(
+            text.contains(" and 25 smaller shares (RFC 5236: displacement); 3 left out\nheld         none"),
+            "{text}"
+        );
     }
 
     /// In any order with losses, each arrival takes the place of the packet that should have come.

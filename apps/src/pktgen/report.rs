@@ -13,6 +13,7 @@ use wirepath::cli::Rate as Scaled;
 use wirepath_packet::counters::QueueStats;
 
 use super::clock::Clock;
+use super::density::Density;
 use super::flows::{FlowSet, Pick, Traffic};
 use super::headers::Stack;
 use super::ports::{PortName, Role};
@@ -290,9 +291,7 @@ impl TrialResult {
             if let Some((mean, max)) = self.jitter {
                 let _ = writeln!(text, "{:12} mean {}, max {} (RFC 3550)", "jitter", time(mean), time(max));
             }
-        }
-        if let Some(density) = &self.density {
-            text += &density.text();
+            text.extend(self.density.iter().map(Density::text));
         }
         text += &histogram_text("departures", &self.departures);
         if self.is_stopped {

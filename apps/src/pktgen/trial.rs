@@ -49,7 +49,8 @@ pub enum Limit {
     None,
 }
 
-/// Packets that the windows of all flows for the densities of RFC 5236 may have. Each takes about 100 bytes.
+/// Packets that the windows of all flows for the densities of RFC 5236 may have. Each takes about 100 bytes, and each
+/// flow as much as six more of them.
 const MAX_REORDER_WINDOWS: usize = 1 << 22;
 
 /// Offered packets and their rate.
@@ -579,11 +580,11 @@ impl Generator {
         if let Traffic::Flows(flows) = &trial.traffic {
             let streams = flows.count().map_err(Failure::usage)?.saturating_mul(sending.len());
             let threshold = usize::from(trial.reorder_threshold.unwrap_or(0));
-            if streams.saturating_mul(threshold) > MAX_REORDER_WINDOWS {
+            if threshold > 0 && streams.saturating_mul(threshold + 6) > MAX_REORDER_WINDOWS {
                 return Err(Failure::usage(format!(
-                    "a reorder threshold of {threshold} for {streams} flows of all ports; at most {} is possible with \
-                     so many",
-                    MAX_REORDER_WINDOWS / streams
+                    "a reorder threshold of {threshold} for {streams} flows of all ports needs too much memory; at \
+                     most {} flows are possible with it",
+                    MAX_REORDER_WINDOWS / (threshold + 6)
                 )));
             }
             if streams > MAX_STREAMS {
