@@ -48,6 +48,7 @@ pub(crate) fn wrong_devices_are_found(variant: Variant) {
     // A bridge port that passes what the kernel receives, as that of a device that somebody else made. Without the
     // first of the two commands, Linux would let it pass frames again after 30 s.
     let vxlan = format!("wpvx{VNI}");
+    near.ip(&format!("link set wpbr{VNI} type bridge forward_delay 1500"));
     near.run(&["bridge", "link", "set", "dev", &vxlan, "state", "3"]).expect();
     let found = findings(near);
     assert_eq!(found.len(), 1, "{found:?}");

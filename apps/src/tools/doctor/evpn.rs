@@ -43,9 +43,11 @@ pub struct VxlanFacts {
     pub neigh_suppress: Option<bool>,
     /// True if IPv6 is off on the bridge.
     pub lacks_ipv6: bool,
-    /// True if the gateway has a port in the bridge, and the bridge gets what the device receives. The gateway gives
-    /// ports of bridges that it made another state.
+    /// True if the gateway has a port in the bridge, and the bridge forwards what the device receives. The gateway
+    /// gives ports of bridges that it made another state.
     pub leaks: bool,
+    /// True if the bridge has a spanning tree, which owns the states of ports.
+    pub has_stp: bool,
 }
 
 /// An ARP or ND table.
@@ -143,6 +145,7 @@ fn devices(root: &Path, requests: &mut Requests) -> Vec<VxlanFacts> {
             port_learning: flag(format!("sys/class/net/{name}/brport/learning")),
             neigh_suppress: flag(format!("sys/class/net/{name}/brport/neigh_suppress")),
             lacks_ipv6: flag(format!("proc/sys/net/ipv6/conf/{bridge}/disable_ipv6")) == Some(true),
+            has_stp: flag(format!("sys/class/net/{bridge}/bridge/stp_state")) == Some(true),
             leaks: has_gateway(master.index) && is_forwarding(&name),
             name,
             bridge,
@@ -273,8 +276,18 @@ fn vxlan_devices(facts: &EvpnFacts) -> Vec<Finding> {
         }
         if device.leaks {
             problem(
-                format!("{bridge} gets tunnel packets that the gateway leaves to {name}, such as late fragments"),
-                format!("ip link set {bridge} type bridge forward_delay 0; bridge link set dev {name} state 1"),
+                format!(
+                    "{bridge} forwards late fragments of tunnel packets, which the gateway leaves to {name}, unless a \
+                     filter drops them"
+                ),
+                match device.has_stp {
+                    true => {
+                        format!("tc qdisc add dev {name} clsact; tc filter add dev {name} ingress matchall action drop")
+                    }
+                    false => {
+                        format!("ip link set {bridge} type bridge forward_delay 0; bridge link set dev {name} state 1")
+                    }
+                },
             );
         }
         if device.lacks_ipv6 {
@@ -308,6 +321,7 @@ mod tests {
             neigh_suppress: Some(true),
             lacks_ipv6: false,
             leaks: false,
+            has_stp: false,
         }
     }
 
@@ -325,7 +339,7 @@ mod tests {
     #[test]
     fn each_problem_has_a_finding_with_its_remedy() {
         type Problem = (&'static str, fn(&mut Facts), &'static str);
-        let problems: [Problem; 12] = [
+        let problems: [Problem; 13] = [
             ("EVPN kernel", |f| f.evpn.missing_modules = vec!["vxlan"], "CONFIG_VXLAN"),
             ("EVPN kernel", |f| f.kernel = Some((5, 7)), "5.8"),
             ("EVPN daemon", |f| f.evpn.frr = Some("8.1-my".to_owned()), "apt install frr"),
@@ -353,6 +367,11 @@ mod tests {
                 "EVPN devices",
                 |f| f.evpn.devices[1].leaks = true,
                 "br2 type bridge forward_delay 0; bridge link set dev vx2 state 1",
+            ),
+            (
+                "EVPN devices",
+                |f| (f.evpn.devices[1].leaks, f.evpn.devices[1].has_stp) = (true, true),
+                "tc qdisc add dev vx2 clsact; tc filter add dev vx2 ingress",
             ),
             ("EVPN devices", |f| f.evpn.devices[0].local = None, "ip link set vx1 type vxlan local ADDRESS"),
         ];
