@@ -214,8 +214,13 @@ mod tests {
         assert!(read > 100 && log.lost() > 100, "{read}");
         assert_eq!((log.lines(), log.lost()), (5000, 5000 - read));
         drop(reader);
-        log.line("nobody reads this");
-        assert_eq!(log.lost(), 5001 - read);
+        // A program that another test starts has a copy of the reader until it executes.
+        let is_lost = || {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            log.line("nobody reads this");
+            log.lost() > 5000 - read
+        };
+        assert!((0..5000).any(|_| is_lost()));
         let full = Log::file(Path::new("/dev/full")).unwrap();
         full.line("no room");
         assert_eq!(full.lost(), 1);
