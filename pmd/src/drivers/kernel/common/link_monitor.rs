@@ -4,6 +4,8 @@ use std::io;
 
 use super::link::{Dropped, Interface};
 use super::netlink::{Netlink, read_u32};
+#[cfg(feature = "nic")]
+use crate::port::MacAddr;
 use crate::port::{Link, LinkState, PortEvent};
 
 const RTM_DELLINK: u16 = 17;
@@ -117,6 +119,12 @@ impl LinkMonitor {
     pub(crate) fn forget_drops(&mut self) {
         self.dropped();
         self.dropped_before = self.interface.dropped;
+    }
+
+    /// Returns the Ethernet address as of the last call of [`Self::events`].
+    #[cfg(feature = "nic")]
+    pub(crate) fn mac(&self) -> Option<MacAddr> {
+        self.interface.mac
     }
 
     /// Returns the MTU in bytes as of the last call of [`Self::events`].

@@ -24,8 +24,8 @@ use crate::drivers::kernel::common::link_monitor::LinkMonitor;
 use crate::drivers::kernel::common::netlink::Netlink;
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
-    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent,
-    Queues, RuleHardware, RxDriver, TxDriver, VlanTags,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, MacAddr, PortConfig, PortError,
+    PortEvent, Queues, RuleHardware, RxDriver, TxDriver, VlanTags,
 };
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
@@ -44,6 +44,9 @@ const MIN_FUTILE_TIME: Duration = Duration::from_secs(1);
 /// Consecutive stalls of a transmit queue without a completion between them after which the device counts as lost.
 /// A new queue did not help, so the device is opened again. Each stall takes `tx_timeout`.
 const MAX_STALLS: u32 = 2;
+
+/// Time between two attempts to find the kernel's interface of a port.
+const INTERFACE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An open port.
 pub(crate) struct NicDevice<N: SharedNic> {
@@ -64,8 +67,49 @@ pub(crate) struct NicDevice<N: SharedNic> {
     quarantine: Quarantine,
     /// Serves clients while the port is started.
     server: Option<AttachServer>,
-    /// The kernel's interface of a started port that is shared with the kernel. Its address is that of the port.
-    interface: Option<LinkMonitor>,
+    /// The kernel's interface of a port that is shared with the kernel.
+    interface: KernelInterface,
+}
+
+/// The kernel's interface of a port that is shared with the kernel. The port has its Ethernet address and its MTU.
+#[derive(Default)]
+struct KernelInterface {
+    monitor: Option<LinkMonitor>,
+    /// Time of the last attempt to find it.
+    tried: Option<Instant>,
+    /// Address and MTU that the port has reported.
+    mac: Option<MacAddr>,
+    mtu: Option<u32>,
+}
+
+impl KernelInterface {
+    fn new(rdma_port: &RdmaPort) -> Self {
+        Self { mac: rdma_port.mac, mtu: rdma_port.mtu(), ..Self::default() }
+    }
+
+    /// Reports a changed address or MTU, also a change that happened while the device or the interface was away.
+    fn follow(&mut self, rdma_port: &mut RdmaPort, events: &mut Vec<PortEvent>) {
+        if self.monitor.as_ref().is_none_or(LinkMonitor::is_lost)
+            && self.tried.is_none_or(|tried| tried.elapsed() >= INTERFACE_INTERVAL)
+        {
+            self.tried = Some(Instant::now());
+            self.monitor = monitor(rdma_port);
+        }
+        let Some(monitor) = self.monitor.as_mut() else { return };
+        // The device itself reports its link and its loss.
+        monitor.events();
+        if monitor.is_lost() {
+            return;
+        }
+        if let Some(mac) = monitor.mac().filter(|mac| self.mac != Some(*mac)) {
+            (self.mac, rdma_port.mac) = (Some(mac), Some(mac));
+            events.push(PortEvent::Address(mac));
+        }
+        let mtu = monitor.mtu();
+        if self.mtu.replace(mtu) != Some(mtu) {
+            events.push(PortEvent::Mtu(mtu));
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -270,6 +314,7 @@ impl<N: SharedNic> NicDevice<N> {
             Ok((opened, nic, state))
         });
         let (opened, nic, state) = opened.map_err(|error| N::PROBE.refused(&selector.device, error))?;
+        let interface = KernelInterface::new(&rdma_port);
         Ok(Self {
             selector,
             rdma_port,
@@ -284,7 +329,7 @@ impl<N: SharedNic> NicDevice<N> {
             resets: ResetCounts::default(),
             quarantine: Quarantine::default(),
             server: None,
-            interface: None,
+            interface,
         })
     }
 
@@ -461,19 +506,6 @@ impl<N: SharedNic> NicDevice<N> {
         server.serve(&mut ServeContext { nic, context, sharing, status: &status });
     }
 
-    /// Takes the address and the MTU of the kernel's interface. The device itself reports its link and its loss.
-    fn follow_interface(&mut self, events: &mut Vec<PortEvent>) {
-        let Some(interface) = &mut self.interface else { return };
-        for event in interface.events() {
-            match event {
-                PortEvent::Address(mac) => self.rdma_port.mac = Some(mac),
-                PortEvent::Mtu(_) => {}
-                _ => continue,
-            }
-            events.push(event);
-        }
-    }
-
     /// Reads asynchronous events of the device. Returns true if the device is broken.
     fn read_events(&mut self, events: &mut Vec<PortEvent>) -> bool {
         let Some(opened) = &mut self.opened else { return false };
@@ -547,6 +579,10 @@ impl<N: SharedNic> NicDevice<N> {
     fn begin(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
         if self.opened.is_none() {
             self.rdma_port = N::PROBE.find(&self.selector)?;
+            if self.interface.monitor.is_some() {
+                // Changes are compared with what was reported before the device went away.
+                self.rdma_port.mac = self.interface.mac;
+            }
             let opened = open::<N>(&self.selector, &self.rdma_port).map_err(|error| self.failed(error))?;
             self.link = link_state(opened.port().map_err(|error| self.failed(error))?.state);
             self.opened = Some(opened);
@@ -576,7 +612,6 @@ impl<N: SharedNic> NicDevice<N> {
                 PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason }
             })?);
         }
-        self.interface = config.bifurcation.as_ref().and_then(|_| monitor(&mut self.rdma_port));
         self.health = Health::Healthy;
         let Some(running) = &self.running else { return Ok(Queues::default()) };
         let mut queues = Queues::default();
@@ -602,13 +637,10 @@ impl<N: SharedNic> NicDevice<N> {
     }
 }
 
-/// Starts to monitor the kernel's interface of a port, and gives the port its present address. `None` if there is no
-/// such interface in this namespace.
-fn monitor(rdma_port: &mut RdmaPort) -> Option<LinkMonitor> {
+/// Starts to monitor the kernel's interface of a port. `None` if there is no such interface in this namespace.
+fn monitor(rdma_port: &RdmaPort) -> Option<LinkMonitor> {
     let name = rdma_port.interface()?.name;
-    let interface = Interface::by_name(&name, &mut Netlink::route().ok()?)?;
-    rdma_port.mac = interface.mac.or(rdma_port.mac);
-    LinkMonitor::new(&interface).ok()
+    LinkMonitor::new(&Interface::by_name(&name, &mut Netlink::route().ok()?)?).ok()
 }
 
 fn link_state(state: PortState) -> LinkState {
@@ -768,7 +800,9 @@ impl<N: SharedNic> DeviceLink for NicDevice<N> {
                     self.give_up(&why, &mut events);
                 } else {
                     self.serve_clients();
-                    self.follow_interface(&mut events);
+                    if self.running.as_ref().is_some_and(|running| running.config.bifurcation.is_some()) {
+                        self.interface.follow(&mut self.rdma_port, &mut events);
+                    }
                 }
             }
             Health::Away => {}
