@@ -24,8 +24,8 @@ use crate::drivers::kernel::common::link_monitor::LinkMonitor;
 use crate::drivers::kernel::common::netlink::Netlink;
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
-    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, MacAddr, PortConfig, PortError,
-    PortEvent, Queues, RuleHardware, RxDriver, TxDriver, VlanTags,
+    Bifurcation, Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent,
+    Queues, RuleHardware, RxDriver, TxDriver, VlanTags,
 };
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
@@ -77,14 +77,13 @@ struct KernelInterface {
     monitor: Option<LinkMonitor>,
     /// Time of the last attempt to find it.
     tried: Option<Instant>,
-    /// Address and MTU that the port has reported.
-    mac: Option<MacAddr>,
+    /// MTU that the port has reported. The address is that of [`RdmaPort`].
     mtu: Option<u32>,
 }
 
 impl KernelInterface {
     fn new(rdma_port: &RdmaPort) -> Self {
-        Self { mac: rdma_port.mac, mtu: rdma_port.mtu(), ..Self::default() }
+        Self { mtu: rdma_port.mtu(), ..Self::default() }
     }
 
     /// Reports a changed address or MTU, also a change that happened while the device or the interface was away.
@@ -101,8 +100,8 @@ impl KernelInterface {
         if monitor.is_lost() {
             return;
         }
-        if let Some(mac) = monitor.mac().filter(|mac| self.mac != Some(*mac)) {
-            (self.mac, rdma_port.mac) = (Some(mac), Some(mac));
+        if let Some(mac) = monitor.mac().filter(|mac| rdma_port.mac != Some(*mac)) {
+            rdma_port.mac = Some(mac);
             events.push(PortEvent::Address(mac));
         }
         let mtu = monitor.mtu();
@@ -578,10 +577,11 @@ impl<N: SharedNic> NicDevice<N> {
     /// Opens the device if it is closed, creates all queues and returns the workers' ends of them.
     fn begin(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
         if self.opened.is_none() {
+            let reported = self.rdma_port.mac;
             self.rdma_port = N::PROBE.find(&self.selector)?;
             if self.interface.monitor.is_some() {
                 // Changes are compared with what was reported before the device went away.
-                self.rdma_port.mac = self.interface.mac;
+                self.rdma_port.mac = reported;
             }
             let opened = open::<N>(&self.selector, &self.rdma_port).map_err(|error| self.failed(error))?;
             self.link = link_state(opened.port().map_err(|error| self.failed(error))?.state);
