@@ -341,7 +341,8 @@ pub(crate) fn run<S: Stage + 'static>(
                 || {
                     let before = sent(&running);
                     std::thread::sleep(common.timing.round());
-                    wait_for_packets(&running, before);
+                    // On a busy machine, a worker may have no processor in a short round.
+                    wait_until_sent(&running, before + 1, Some(Instant::now() + FIRST_PACKET_LIMIT));
                     Ok::<u64, Failure>(sent(&running) - before)
                 },
             )?;
@@ -359,10 +360,9 @@ pub(crate) fn run<S: Stage + 'static>(
 /// Longest time that a round goes on because no packet was moved in it.
 const FIRST_PACKET_LIMIT: Duration = Duration::from_secs(5);
 
-/// Waits for the first packet of a round. On a busy machine, a worker may have no processor in a short round.
-fn wait_for_packets<S: Stage + 'static>(running: &Running<S>, before: u64) {
-    let end = Instant::now() + FIRST_PACKET_LIMIT;
-    while sent(running) == before && !running.failed() && Instant::now() < end {
+/// Waits until a pipeline has sent so many packets, has failed, or until a time.
+fn wait_until_sent<S: Stage + 'static>(running: &Running<S>, packets: u64, end: Option<Instant>) {
+    while sent(running) < packets && !running.failed() && end.is_none_or(|end| Instant::now() < end) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -371,9 +371,7 @@ fn wait_for_packets<S: Stage + 'static>(running: &Running<S>, before: u64) {
 /// has sent since its start.
 fn run_packets<S: Stage + 'static>(running: Running<S>, packets: u64, workers: u16) -> Result<Figures, Failure> {
     let (cpu_before, at, ticks_at) = (cpu_time(), Instant::now(), clock::ticks());
-    while sent(&running) < packets && !running.failed() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until_sent(&running, packets, None);
     let summary = stop(running)?;
     let (ticks, elapsed) = (clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
     let cpu_share = ((cpu_time() - cpu_before) / elapsed / f64::from(workers)).min(1.0);

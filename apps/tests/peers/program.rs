@@ -74,21 +74,24 @@ impl Program {
         for fault in
             ["kind = 'refuse'\ncommand = 'get_context'\nerrno = 'ENODEV'\ncount = 1000000", "kind = 'device-fatal'"]
         {
-            assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "injected");
+            self.inject(device, fault);
         }
     }
 
     /// Resets an emulated NIC, which the program takes back.
     pub(crate) fn reset_nic(&self, device: &str) {
-        let answer = self.ask_nics(&format!("device = 'nic-{device}'\nkind = 'device-fatal'\n"));
-        assert_eq!(answer.trim(), "injected");
+        self.inject(device, "kind = 'device-fatal'");
     }
 
     /// Takes the link of an emulated NIC away, or gives it back.
     pub(crate) fn set_nic_link(&self, device: &str, up: bool) {
         let kind = if up { "port-up" } else { "port-down" };
-        let answer = self.ask_nics(&format!("device = 'nic-{device}'\nkind = '{kind}'\nport = 1\n"));
-        assert_eq!(answer.trim(), "injected");
+        self.inject(device, &format!("kind = '{kind}'\nport = 1"));
+    }
+
+    /// Injects a fault of an emulated NIC.
+    fn inject(&self, device: &str, fault: &str) {
+        assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "injected");
     }
 
     fn ask_nics(&self, request: &str) -> String {

@@ -62,8 +62,8 @@ pub struct Options {
     /// Also report how far packets are displaced, and how many packets a receiver would hold to restore the order:
     /// Reorder Density and Reorder Buffer-occupancy Density (RFC 5236)
     ///
-    /// A packet that more than N packets overtake, or that overtakes more than N, is left out there. This costs about
-    /// a microsecond for each packet.
+    /// A packet that more than N packets overtake, or that overtakes more than N, is left out there. This costs some
+    /// tenths of a microsecond for each packet.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096), conflicts_with = "pcap")]
     reorder_threshold: Option<u16>,
 
