@@ -6,13 +6,15 @@
 //!                | FRR     | bgp ---------------- bgp | FRR               |
 //! ```
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use wirepath::control_socket::Client;
 use wirepath_testlab::{Background, Namespace, Requirement, Veth, eventually, oracle, skip_or_fail};
+use wirepath_wire::parse;
 
 use crate::frr::Daemons;
 use crate::program::Program;
@@ -465,52 +467,94 @@ pub(crate) fn a_storm_of_entries_loses_none(variant: Variant) {
     gateway.program.stop();
 }
 
-/// Addresses behind a group of nexthop objects are spread over its VTEPs. A member that leaves moves only its own
-/// addresses, and a group that is removed takes all along.
-pub(crate) fn groups_of_nexthops_share_addresses(variant: Variant) {
+/// VTEPs share the flows to an address behind a group of nexthop objects, by their weights. If a member leaves, the flows
+/// of the others stay with them. A group that is removed takes its addresses along.
+pub(crate) fn groups_of_nexthops_share_flows(variant: Variant) {
+    const FLOWS: u16 = 400;
+    const FIRST_PORT: u16 = 20_000;
     if let Err(why) = Requirement::Program("bridge").check() {
         return skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
     }
-    const ENTRIES: u8 = 100;
     let fabric = Fabric::new(variant);
-    let kernel = &fabric.world.gateway;
+    let (kernel, host, far, leaf) = (&fabric.world.gateway, fabric.host(), &fabric.far, fabric.leaf());
     let gateway = fabric.gateway("");
     gateway.wait("evpn", "the devices", |rows| rows[0]["state"] == "ready");
+    // The leaf is all VTEPs.
     let vteps = [2, 3, 4].map(|n| variant.address(n).to_string());
+    for vtep in &vteps[1..] {
+        leaf.ip(&format!("addr add {vtep}/24 dev eth0"));
+    }
     for (id, vtep) in (1..).zip(&vteps) {
         kernel.ip(&format!("nexthop add id {id} via {vtep} fdb"));
     }
-    kernel.ip("nexthop add id 10 group 1/2/3 fdb");
-    for n in 0..ENTRIES {
-        let mac = format!("02:00:00:00:00:{n:02x}");
+    kernel.ip("nexthop add id 10 group 1/2/3,2 fdb");
+    let far_mac = colons(far.mac("eth0"));
+    let other = |n: u8| format!("02:00:00:00:00:{n:02x}");
+    for mac in (0..100).map(other).chain([far_mac.clone()]) {
         kernel.run(&["bridge", "fdb", "add", &mac, "dev", &format!("wpvx{VNI}"), "nhid", "10", "self"]).expect();
     }
-    let places = || -> std::collections::BTreeMap<String, String> {
-        let rows = gateway.rows("fdb").into_iter().filter(|row| row["kind"] == "external");
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        rows.map(|row| (text(&row["mac"]), text(&row["to"]))).collect()
+    let wait = |members: &[&str]| {
+        let to = members.join(", ");
+        [far_mac.clone(), other(0), other(99)]
+            .iter()
+            .for_each(|mac| gateway.wait_for_mac(mac, Some((&to, "external"))));
     };
-    let wait = |what: &str, members: &[&String]| {
-        let mut found = std::collections::BTreeMap::new();
-        let met = eventually(WAIT_LIMIT, || {
-            found = places();
-            let used: std::collections::BTreeSet<&String> = found.values().collect();
-            found.len() == usize::from(ENTRIES) && used.iter().eq(members.iter())
-        });
-        assert!(met, "{what}: {found:?}");
-        found
+    let [first, second, third] = vteps.each_ref().map(String::as_str);
+    wait(&[first, second, third]);
+
+    host.ip(&format!("neigh replace {} lladdr {far_mac} dev eth0", remote_address(0)));
+    let listener = far.inside(|| UdpSocket::bind((remote_address(0).as_str(), 4242)).expect("a socket"));
+    listener.set_read_timeout(Some(Duration::from_secs(5))).expect("a time limit");
+    // Sends a datagram of each flow. Returns the VTEP of each one.
+    let spread = || -> BTreeMap<u16, String> {
+        let mut wire = leaf.frames("eth0");
+        let mut arrived = BTreeSet::new();
+        // The buffer of a socket does not hold all of them.
+        for first in (FIRST_PORT..FIRST_PORT + FLOWS).step_by(50) {
+            host.inside(|| {
+                for port in first..first + 50 {
+                    let socket = UdpSocket::bind((host_address(0).as_str(), port)).expect("a socket");
+                    socket.send_to(&port.to_be_bytes(), (remote_address(0).as_str(), 4242)).expect("sent");
+                }
+            });
+            for _ in 0..50 {
+                let mut bytes = [0; 2];
+                let (len, from) = listener.recv_from(&mut bytes).expect("a datagram of each flow");
+                assert_eq!((len, u16::from_be_bytes(bytes)), (2, from.port()));
+                assert!(arrived.insert(from.port()), "a datagram came twice");
+            }
+        }
+        let frames: Vec<Vec<u8>> = wire.drain().into_iter().map(|frame| frame.bytes).collect();
+        let vtep = |frame: &Vec<u8>| {
+            let parsed = parse(frame).ok().filter(|parsed| parsed.vni().is_some())?;
+            let udp = parsed.innermost().udp(frame).filter(|udp| udp.dst_port() == 4242)?;
+            Some((udp.src_port(), parsed.outer().ip_addresses(frame)?.1.to_string()))
+        };
+        frames.iter().filter_map(vtep).collect()
     };
-    let [first, second, third] = &vteps;
-    let before = wait("all members", &[first, second, third]);
-    kernel.ip("nexthop replace id 10 group 1/3 fdb");
-    let without = wait("two members", &[first, third]);
-    for (mac, vtep) in &before {
-        assert!(vtep == second || without[mac] == *vtep, "{mac} was behind {vtep}, now behind {}", without[mac]);
+    let count = |flows: &BTreeMap<u16, String>, vtep: &str| flows.values().filter(|it| *it == vtep).count();
+    let before = spread();
+    assert_eq!(before.len(), usize::from(FLOWS));
+    // Five standard deviations of a binomial distribution are 50 flows.
+    for (vtep, expected) in [(first, 100), (second, 100), (third, 200)] {
+        assert!(count(&before, vtep).abs_diff(expected) < 50, "{vtep} has {} flows", count(&before, vtep));
     }
-    kernel.ip("nexthop replace id 10 group 1/2/3 fdb");
-    assert_eq!(wait("all members again", &[first, second, third]), before);
-    kernel.ip("nexthop replace id 3 via 10.9.0.9 fdb");
-    wait("another VTEP", &[first, second, &"10.9.0.9".to_owned()]);
+    assert_eq!(spread(), before, "each flow stays with its VTEP");
+
+    kernel.ip("nexthop replace id 10 group 1/3,2 fdb");
+    wait(&[first, third]);
+    let without = spread();
+    for (port, vtep) in &before {
+        assert!(vtep == second || without[port] == *vtep, "flow {port} went from {vtep} to {}", without[port]);
+    }
+    assert_eq!(count(&without, second), 0);
+    kernel.ip("nexthop replace id 10 group 1/2/3,2 fdb");
+    wait(&[first, second, third]);
+    assert!(count(&spread(), second).abs_diff(100) < 50);
+    // A member gets another VTEP, which nobody is.
+    let absent = variant.address(9).to_string();
+    kernel.ip(&format!("nexthop replace id 3 via {absent} fdb"));
+    wait(&[first, second, &absent]);
     kernel.ip("nexthop del id 10");
     gateway.wait("evpn", "no entries", |rows| rows[0]["macs"] == 0);
     gateway.wait("evpn_sync", "three objects", |rows| rows[0]["nexthops"] == 3 && rows[0]["unsupported"] == 0);

@@ -265,7 +265,7 @@ over! {
     three: crate::evpn_leaves::two_gateways_and_a_kernel_leaf;
     restarts: crate::evpn::daemons_start_again;
     storm: crate::evpn::a_storm_of_entries_loses_none;
-    nexthop_groups: crate::evpn::groups_of_nexthops_share_addresses;
+    nexthop_groups: crate::evpn::groups_of_nexthops_share_flows;
     shared: crate::evpn::the_underlay_is_shared_with_the_kernel;
 }
 

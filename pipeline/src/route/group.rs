@@ -58,6 +58,12 @@ impl NextHopGroup {
     /// Most buckets of a group.
     pub const MAX_BUCKETS: usize = 1 << 16;
 
+    /// Returns the number of buckets for these members: at least 64 for each one, and 4 for each unit of their weights.
+    pub fn buckets_for(members: &[GroupMember]) -> usize {
+        let weights: usize = members.iter().map(|member| usize::from(member.weight)).sum();
+        (64 * members.len()).max(4 * weights)
+    }
+
     /// Creates a group of 1 to [`Self::MAX_BUCKETS`] buckets; other numbers are brought into this range. With 64
     /// buckets for each member of equal weight, the parts are exact to 1.6 %.
     ///

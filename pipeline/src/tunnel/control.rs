@@ -538,6 +538,7 @@ impl GatewayControl {
             let layout = &self.layout;
             let mut remotes = Remotes::new(self.list.clone(), |segment| tunnel_id(layout, segment));
             remotes.decapsulated_by_nic = self.decapsulated_by_nic;
+            remotes.groups = self.external.groups();
             self.tables.remotes.replace(remotes);
         }
     }
@@ -976,7 +977,7 @@ impl Control for GatewayControl {
                 let is_there = |index: u32| attachments.get(index as usize).is_some_and(|a| a.port == port);
                 self.fdb.flush(|entry| match Destination::unpack(entry.destination) {
                     Destination::Attachment(index) => is_there(index),
-                    Destination::Remote(_) | Destination::Router => false,
+                    Destination::Remote(_) | Destination::Group(_) | Destination::Router => false,
                 });
             }
             PortEvent::Address(mac) if self.layout.is_underlay(port) => self.change_mac(*mac),

@@ -805,7 +805,9 @@ impl View<'_> {
             }
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
             Some(Destination::Router) => self.route(state, context, remotes, packet, segment),
-            Some(Destination::Remote(_)) => context.drop(packet, DropReason::SplitHorizon),
+            Some(Destination::Remote(_) | Destination::Group(_)) => {
+                context.drop(packet, DropReason::SplitHorizon);
+            }
         }
     }
 }

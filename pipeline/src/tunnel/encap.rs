@@ -304,7 +304,7 @@ impl View<'_> {
             let i = wanted.trailing_zeros() as usize % BATCH;
             wanted &= wanted - 1;
             // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
-            let remote = remotes.of_destination(places[i]).filter(|remote| remote.sequence.is_none());
+            let remote = remotes.of_flow(places[i], flows[i].entropy).filter(|remote| remote.sequence.is_none());
             let (Some(remote), Some(packet)) = (remote, packets.get_mut(i)) else { continue };
             let len = packet.len();
             if len > remote.max_frame {
@@ -449,7 +449,7 @@ impl View<'_> {
                 None => return,
             }
         }
-        match known {
+        match known.map(|to| remotes.choose(to, flow.entropy)) {
             None => {
                 let kind = FloodKind::of(dst.mac());
                 if !segment.storm_control.admits(kind, context.now()) {
@@ -469,6 +469,7 @@ impl View<'_> {
             }
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
             Some(Destination::Remote(to)) => self.send_to(state, context, remotes, packet, to, flow, Some(from)),
+            Some(Destination::Group(_)) => context.drop(packet, DropReason::RemoteDown),
             Some(Destination::Router) => self.route(state, context, remotes, packet, attachment.segment),
         }
     }

@@ -4,9 +4,13 @@
 //! The remotes of a segment are those of its flood list and those that an address is behind. They are merged into the
 //! configuration, so they have next hops, BFD sessions and counters like configured remotes. An address is in the
 //! forwarding database as soon as its remote is.
+//!
+//! An address may also be behind a group of VTEPs, which share its flows (multihoming, RFC 7432 section 8.4). A change of
+//! the members changes the group, and no address behind it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wirepath_wire::MacAddr;
@@ -18,7 +22,7 @@ use super::suppression::is_local_host;
 use super::tables::Destination;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
-use crate::route::NetworkPrefix;
+use crate::route::{GroupMember, NO_ROUTE, NetworkPrefix, NextHopGroup};
 use crate::table::Key;
 
 /// A change of the remotes takes at most this share of the control thread's time: one part in this number.
@@ -26,13 +30,30 @@ const TIME_SHARE: u32 = 10;
 /// Time after which a change of the remotes that was refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Changes of segments, by VNI. A later change of the same item replaces an earlier one.
+/// Most groups of all segments.
+const MAX_GROUPS: usize = 1 << 16;
+
+/// Where an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExternalPlace {
+    /// Behind a VTEP.
+    Vtep(IpAddr),
+    /// Behind a group of VTEPs, by its number.
+    Group(u32),
+}
+
+/// Members of a group with the weights of their shares. Each VTEP is there once.
+pub type ExternalGroup = Vec<(IpAddr, u16)>;
+
+/// Changes of segments, by VNI, and of groups. A later change of the same item replaces an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExternalChanges {
     /// VTEPs that join (true) and leave the flood list.
     pub flood: HashMap<(u32, IpAddr), bool>,
-    /// VTEPs behind which addresses are; `None`: behind none any more.
-    pub macs: HashMap<(u32, MacAddr), Option<IpAddr>>,
+    /// Members of groups, by number; empty: none any more.
+    pub groups: HashMap<u32, ExternalGroup>,
+    /// Places of addresses; `None`: behind no VTEP any more.
+    pub macs: HashMap<(u32, MacAddr), Option<ExternalPlace>>,
     /// Ethernet address and router flag of IP addresses; `None`: not known any more.
     pub bindings: HashMap<(u32, IpAddr), Option<(MacAddr, bool)>>,
     /// Ethernet addresses of the routers behind VTEPs to which the routes of the segment's VRF lead; empty: there is no
@@ -43,17 +64,18 @@ pub struct ExternalChanges {
 impl ExternalChanges {
     /// Returns whether there are no changes.
     pub fn is_empty(&self) -> bool {
-        self.flood.is_empty() && self.macs.is_empty() && self.bindings.is_empty() && self.routes.is_empty()
+        self.len() == 0
     }
 
     /// Number of changes.
     pub fn len(&self) -> usize {
-        self.flood.len() + self.macs.len() + self.bindings.len() + self.routes.len()
+        self.flood.len() + self.groups.len() + self.macs.len() + self.bindings.len() + self.routes.len()
     }
 
     /// Adds later changes.
     pub fn merge(&mut self, later: Self) {
         self.flood.extend(later.flood);
+        self.groups.extend(later.groups);
         self.macs.extend(later.macs);
         self.bindings.extend(later.bindings);
         self.routes.extend(later.routes);
@@ -67,16 +89,17 @@ impl ExternalChanges {
         self.routes.retain(|(vni, _), _| keep(*vni));
     }
 
-    /// Removes and returns at most `limit` changes. Those of flood lists come first.
+    /// Removes and returns at most `limit` changes. Those of flood lists and of groups come first.
     pub fn take(&mut self, limit: usize) -> Self {
         if self.len() <= limit {
             return std::mem::take(self);
         }
-        let flood = take(&mut self.flood, limit);
-        let macs = take(&mut self.macs, limit - flood.len());
-        let bindings = take(&mut self.bindings, limit - flood.len() - macs.len());
-        let routes = take(&mut self.routes, limit - flood.len() - macs.len() - bindings.len());
-        Self { flood, macs, bindings, routes }
+        let mut taken = Self { flood: take(&mut self.flood, limit), ..Self::default() };
+        taken.groups = take(&mut self.groups, limit - taken.len());
+        taken.macs = take(&mut self.macs, limit - taken.len());
+        taken.bindings = take(&mut self.bindings, limit - taken.len());
+        taken.routes = take(&mut self.routes, limit - taken.len());
+        taken
     }
 }
 
@@ -118,6 +141,8 @@ pub struct ExternalStats {
     pub remotes: usize,
     /// Addresses behind VTEPs.
     pub macs: usize,
+    /// Groups of VTEPs in all segments with an address behind them.
+    pub groups: usize,
     /// IP addresses.
     pub bindings: usize,
     /// Routes to routers behind VTEPs.
@@ -133,14 +158,16 @@ pub struct ExternalStats {
 #[derive(Clone, Copy, Debug, Default)]
 struct ExternalRemote {
     flood: bool,
-    /// Number of addresses behind it.
-    macs: u32,
+    /// Number of addresses behind it, and of groups with addresses that it belongs to.
+    users: u32,
 }
 
 #[derive(Debug, Default)]
 struct ExternalSegment {
     remotes: BTreeMap<IpAddr, ExternalRemote>,
-    macs: HashMap<MacAddr, IpAddr>,
+    macs: HashMap<MacAddr, ExternalPlace>,
+    /// Number of addresses behind each group.
+    groups: HashMap<u32, usize>,
     bindings: HashMap<IpAddr, (MacAddr, bool)>,
     routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
 }
@@ -158,32 +185,71 @@ impl ExternalSegment {
         changed
     }
 
-    /// Sets the VTEP behind which an address is. Returns whether the remotes change.
-    fn set_mac(&mut self, mac: MacAddr, vtep: Option<IpAddr>) -> bool {
-        let old = match vtep {
-            Some(vtep) => self.macs.insert(mac, vtep),
+    /// Sets the place of an address. `members` are those of all groups. Returns whether the remotes change, and whether
+    /// the groups in use change.
+    fn set_mac(
+        &mut self,
+        mac: MacAddr,
+        place: Option<ExternalPlace>,
+        members: &HashMap<u32, ExternalGroup>,
+    ) -> (bool, bool) {
+        let old = match place {
+            Some(place) => self.macs.insert(mac, place),
             None => self.macs.remove(&mac),
         };
-        if old == vtep {
-            return false;
+        if old == place {
+            return (false, false);
         }
-        let before = self.remotes.len();
+        let before = self.groups.len();
         let mut changed = false;
-        if let Some(vtep) = vtep {
-            self.remotes.entry(vtep).or_default().macs += 1;
-            changed |= self.remotes.len() != before;
-        }
-        if let Some(old) = old {
-            if let Some(remote) = self.remotes.get_mut(&old) {
-                remote.macs = remote.macs.saturating_sub(1);
+        let mut added = false;
+        match place {
+            Some(ExternalPlace::Vtep(vtep)) => changed |= self.set_users(&[], &[(vtep, 1)]),
+            Some(ExternalPlace::Group(id)) => {
+                *self.groups.entry(id).or_default() += 1;
+                added = self.groups.len() != before;
+                if added && let Some(members) = members.get(&id) {
+                    changed |= self.set_users(&[], members);
+                }
             }
-            changed |= self.remove_unused(old);
+            None => {}
+        }
+        let mut removed = false;
+        match old {
+            Some(ExternalPlace::Vtep(vtep)) => changed |= self.set_users(&[(vtep, 1)], &[]),
+            Some(ExternalPlace::Group(id)) => {
+                let left = self.groups.get_mut(&id).map_or(0, |addresses| {
+                    *addresses -= 1;
+                    *addresses
+                });
+                removed = left == 0 && self.groups.remove(&id).is_some();
+                if removed && let Some(members) = members.get(&id) {
+                    changed |= self.set_users(members, &[]);
+                }
+            }
+            None => {}
+        }
+        (changed, added || removed)
+    }
+
+    /// Replaces VTEPs that an address or a group uses. Returns whether the remotes change.
+    fn set_users(&mut self, old: &[(IpAddr, u16)], new: &[(IpAddr, u16)]) -> bool {
+        let before = self.remotes.len();
+        for (vtep, _) in new {
+            self.remotes.entry(*vtep).or_default().users += 1;
+        }
+        let mut changed = self.remotes.len() != before;
+        for (vtep, _) in old {
+            if let Some(remote) = self.remotes.get_mut(vtep) {
+                remote.users = remote.users.saturating_sub(1);
+            }
+            changed |= self.remove_unused(*vtep);
         }
         changed
     }
 
     fn remove_unused(&mut self, vtep: IpAddr) -> bool {
-        let unused = self.remotes.get(&vtep).is_some_and(|remote| !remote.flood && remote.macs == 0);
+        let unused = self.remotes.get(&vtep).is_some_and(|remote| !remote.flood && remote.users == 0);
         unused && self.remotes.remove(&vtep).is_some()
     }
 }
@@ -198,12 +264,99 @@ pub(super) struct External {
     next_change: Option<Instant>,
     /// Index of each remote.
     indices: HashMap<(u32, IpAddr), u32>,
+    groups: Groups,
     refused_macs: u64,
     refused_routes: u64,
     refused_changes: u64,
 }
 
+/// The groups of all segments, as another control plane has them and as the workers have them.
+#[derive(Debug, Default)]
+struct Groups {
+    /// Members by number.
+    members: HashMap<u32, ExternalGroup>,
+    /// Index of each group in use, by VNI and number.
+    indices: HashMap<(u32, u32), u32>,
+    /// Indices that no group has.
+    free: Vec<u32>,
+    /// Shares by index. Their next hops are indices of remotes.
+    shares: Arc<Vec<Arc<NextHopGroup>>>,
+    /// True if the shares may differ from the members.
+    changed: bool,
+}
+
+impl Groups {
+    /// Brings the shares up to date. `used` are the groups in use. `remote` returns the index of a VTEP of a VNI that
+    /// takes frames. Returns whether the workers need the result.
+    fn update(&mut self, used: HashSet<(u32, u32)>, remote: impl Fn(u32, IpAddr) -> Option<u32>) -> bool {
+        // Forwarding entries may still have the indices that become free, so only later calls use them.
+        let unused: Vec<u32> = self.indices.extract_if(|key, _| !used.contains(key)).map(|(_, index)| index).collect();
+        let mut targets: Vec<(u32, Vec<GroupMember>)> = unused.iter().map(|index| (*index, Vec::new())).collect();
+        for (vni, id) in used {
+            let next = u32::try_from(self.shares.len()).unwrap_or(u32::MAX);
+            let index = match self.indices.get(&(vni, id)) {
+                Some(index) => *index,
+                None => match self.free.pop() {
+                    Some(index) => index,
+                    None if self.shares.len() < MAX_GROUPS => {
+                        Arc::make_mut(&mut self.shares).push(Arc::new(NextHopGroup::new(1, &[])));
+                        next
+                    }
+                    None => continue,
+                },
+            };
+            self.indices.insert((vni, id), index);
+            let members = self.members.get(&id).into_iter().flatten();
+            let member =
+                |(vtep, weight): &(IpAddr, u16)| Some(GroupMember { next_hop: remote(vni, *vtep)?, weight: *weight });
+            targets.push((index, members.filter_map(member).collect()));
+        }
+        let mut changed = false;
+        for (index, members) in targets {
+            let Some(share) = self.shares.get(index as usize) else { continue };
+            if share.members() == members {
+                continue;
+            }
+            changed = true;
+            let mut share = NextHopGroup::clone(share);
+            share.refine(NextHopGroup::buckets_for(&members));
+            share.set_members(&members);
+            if let Some(known) = Arc::make_mut(&mut self.shares).get_mut(index as usize) {
+                *known = Arc::new(share);
+            }
+        }
+        self.free.extend(unused);
+        self.changed = false;
+        changed
+    }
+}
+
 impl External {
+    /// Returns the groups of remotes for the workers.
+    pub(super) fn groups(&self) -> Arc<Vec<Arc<NextHopGroup>>> {
+        Arc::clone(&self.groups.shares)
+    }
+
+    /// Takes note that other remotes may take frames than before.
+    pub(super) fn remotes_changed(&mut self) {
+        self.groups.changed = true;
+    }
+
+    /// Sets the members of a group.
+    fn set_group(&mut self, id: u32, members: ExternalGroup) {
+        let Self { groups, segments, changed, .. } = self;
+        let old = groups.members.remove(&id).unwrap_or_default();
+        for (vni, segment) in segments.iter_mut().filter(|(_, segment)| segment.groups.contains_key(&id)) {
+            groups.changed = true;
+            if segment.set_users(&old, &members) {
+                changed.insert(*vni);
+            }
+        }
+        if !members.is_empty() {
+            groups.members.insert(id, members);
+        }
+    }
+
     /// Returns the remotes of a segment. `networks` are the gateway's addresses with their networks.
     fn remotes(&self, networks: &[Prefix], segment: &SegmentConfig) -> Vec<RemoteConfig> {
         let Some(external) = segment.vni.and_then(|vni| self.segments.get(&vni)) else { return Vec::new() };
@@ -244,12 +397,18 @@ impl GatewayControl {
                 self.external.changed.insert(vni);
             }
         }
+        for (id, members) in changes.groups {
+            self.external.set_group(id, members);
+        }
         let mut macs = Vec::with_capacity(changes.macs.len());
-        for ((vni, mac), vtep) in changes.macs {
-            let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
-            if segment.set_mac(mac, vtep) {
-                self.external.changed.insert(vni);
+        for ((vni, mac), place) in changes.macs {
+            let External { segments, groups, changed, .. } = &mut self.external;
+            let Some(segment) = segments.get_mut(&vni) else { continue };
+            let (remotes_changed, groups_changed) = segment.set_mac(mac, place, &groups.members);
+            if remotes_changed {
+                changed.insert(vni);
             }
+            groups.changed |= groups_changed;
             macs.push((vni, mac));
         }
         for ((vni, ip), host) in changes.bindings {
@@ -263,6 +422,7 @@ impl GatewayControl {
         // The next tick may be some time away, and requests for known addresses would be flooded until then.
         self.publish_bindings();
         self.update_external_remotes(ports, seconds);
+        self.update_external_groups();
         for (vni, mac) in macs {
             self.place_external(vni, mac, seconds);
         }
@@ -295,10 +455,24 @@ impl GatewayControl {
         };
         let changed = std::mem::take(&mut self.external.changed);
         self.install_change(change, ports, seconds);
+        self.update_external_groups();
         for vni in changed {
             self.place_segment(vni, seconds);
         }
         self.external.next_change = Some(Instant::now() + begin.elapsed() * TIME_SHARE);
+    }
+
+    /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps out,
+    /// have no share.
+    pub(super) fn update_external_groups(&mut self) {
+        let Self { external: External { segments, indices, groups, .. }, bfd, .. } = self;
+        if !groups.changed {
+            return;
+        }
+        let used = segments.iter().flat_map(|(vni, segment)| segment.groups.keys().map(|id| (*vni, *id))).collect();
+        let remote = |vni, vtep| indices.get(&(vni, vtep)).copied().filter(|index| !bfd.is_lost(*index));
+        self.dirty |= groups.update(used, remote);
+        self.publish();
     }
 
     /// Adapts the state to the segments of a new configuration.
@@ -323,6 +497,7 @@ impl GatewayControl {
                 remotes.map(move |(remote, index)| ((vni, remote.address), *index))
             })
             .collect();
+        external.remotes_changed();
         let watched: HashSet<u16> = kernel().map(|(_, place)| place.index).collect();
         if lost_some {
             self.fdb.remove_all(|entry| entry.external && !watched.contains(&entry.key.segment()));
@@ -336,6 +511,7 @@ impl GatewayControl {
         let vnis: Vec<u32> = self.external.segments.keys().copied().collect();
         let valid: HashSet<u16> = vnis.iter().filter_map(|vni| self.index_of_vni(*vni)).collect();
         self.router.retain_external(|segment| valid.contains(&segment), seconds);
+        self.update_external_groups();
         for vni in vnis {
             self.place_segment(vni, seconds);
             let routes = self.external.segments.get(&vni).map(|segment| segment.routes.clone());
@@ -358,15 +534,20 @@ impl GatewayControl {
     fn place_external(&mut self, vni: u32, mac: MacAddr, seconds: u32) {
         let Some(index) = self.index_of_vni(vni) else { return };
         let key = Key::new(index, mac);
-        let vtep = self.external.segments.get(&vni).and_then(|segment| segment.macs.get(&mac));
-        let Some(remote) = vtep.and_then(|vtep| self.external.indices.get(&(vni, *vtep))) else {
+        let External { segments, indices, groups, .. } = &self.external;
+        let place = segments.get(&vni).and_then(|segment| segment.macs.get(&mac));
+        let destination = place.and_then(|place| match place {
+            ExternalPlace::Vtep(vtep) => indices.get(&(vni, *vtep)).map(|index| Destination::Remote(*index)),
+            ExternalPlace::Group(id) => groups.indices.get(&(vni, *id)).map(|index| Destination::Group(*index)),
+        });
+        let Some(destination) = destination else {
             // An address that moved to a local port has an entry that is not external.
             if self.fdb.get(key).is_some_and(|entry| entry.external) {
                 self.fdb.remove(key);
             }
             return;
         };
-        if !self.fdb.insert_external(key, Destination::Remote(*remote).pack(), seconds) {
+        if !self.fdb.insert_external(key, destination.pack(), seconds) {
             self.external.refused_macs += 1;
         }
     }
@@ -398,11 +579,18 @@ impl GatewayControl {
     /// Returns the addresses behind remotes that BFD keeps out, in segments with routes to routers.
     pub(super) fn lost_external_routers(&self) -> Vec<(u16, MacAddr)> {
         let Self { external, bfd, .. } = self;
-        let is_lost = |vni: u32, vtep: &IpAddr| external.indices.get(&(vni, *vtep)).is_some_and(|it| bfd.is_lost(*it));
+        let is_lost = |vni: u32, place: &ExternalPlace| match place {
+            ExternalPlace::Vtep(vtep) => external.indices.get(&(vni, *vtep)).is_some_and(|it| bfd.is_lost(*it)),
+            ExternalPlace::Group(id) => {
+                let share =
+                    external.groups.indices.get(&(vni, *id)).and_then(|it| external.groups.shares.get(*it as usize));
+                share.is_some_and(|share| share.select(0) == NO_ROUTE)
+            }
+        };
         let mut lost = Vec::new();
         for (vni, segment) in external.segments.iter().filter(|(_, segment)| !segment.routes.is_empty()) {
             let Some(index) = self.index_of_vni(*vni) else { continue };
-            lost.extend(segment.macs.iter().filter(|(_, vtep)| is_lost(*vni, vtep)).map(|(mac, _)| (index, *mac)));
+            lost.extend(segment.macs.iter().filter(|(_, place)| is_lost(*vni, place)).map(|(mac, _)| (index, *mac)));
         }
         lost
     }
@@ -454,6 +642,7 @@ impl GatewayControl {
         ExternalStats {
             remotes: segments.values().map(|segment| segment.remotes.len()).sum(),
             macs: self.fdb.externals(),
+            groups: segments.values().map(|segment| segment.groups.len()).sum(),
             bindings: segments.values().map(|segment| segment.bindings.len()).sum(),
             routes: segments.values().map(|segment| segment.routes.len()).sum(),
             refused_macs: *refused_macs,
@@ -481,48 +670,108 @@ mod tests {
         MacAddr::new(2, 0, 0, 0, 0, n)
     }
 
+    fn all(segment: &ExternalSegment) -> Vec<(IpAddr, bool, u32)> {
+        segment.remotes.iter().map(|(ip, it)| (*ip, it.flood, it.users)).collect()
+    }
+
     #[test]
     fn a_vtep_is_a_remote_while_something_refers_to_it() {
-        let mut segment = ExternalSegment::default();
-        let all = |segment: &ExternalSegment| -> Vec<(IpAddr, bool, u32)> {
-            segment.remotes.iter().map(|(ip, it)| (*ip, it.flood, it.macs)).collect()
+        let (mut segment, groups) = (ExternalSegment::default(), HashMap::new());
+        let set_mac = |segment: &mut ExternalSegment, n, vtep: Option<IpAddr>| {
+            segment.set_mac(mac(n), vtep.map(ExternalPlace::Vtep), &groups).0
         };
         assert!(!segment.set_flood(vtep(2), false));
         assert!(segment.set_flood(vtep(2), true) && !segment.set_flood(vtep(2), true));
-        assert!(!segment.set_mac(mac(1), Some(vtep(2))), "a remote already");
-        assert!(segment.set_mac(mac(2), Some(vtep(3))));
+        assert!(!set_mac(&mut segment, 1, Some(vtep(2))), "a remote already");
+        assert!(set_mac(&mut segment, 2, Some(vtep(3))));
         assert_eq!(all(&segment), [(vtep(2), true, 1), (vtep(3), false, 1)]);
         assert!(segment.set_flood(vtep(2), false), "the list changes");
         assert_eq!(all(&segment), [(vtep(2), false, 1), (vtep(3), false, 1)]);
-        assert!(segment.set_mac(mac(1), Some(vtep(3))), "the last address leaves 10.9.0.2");
+        assert!(set_mac(&mut segment, 1, Some(vtep(3))), "the last address leaves 10.9.0.2");
         assert_eq!(all(&segment), [(vtep(3), false, 2)]);
-        assert!(!segment.set_mac(mac(1), None) && !segment.set_mac(mac(1), None));
-        assert!(segment.set_mac(mac(2), None));
+        assert!(!set_mac(&mut segment, 1, None) && !set_mac(&mut segment, 1, None));
+        assert!(set_mac(&mut segment, 2, None));
         assert!(segment.remotes.is_empty() && segment.macs.is_empty());
+    }
+
+    #[test]
+    fn members_of_a_group_are_remotes_while_an_address_is_behind_it() {
+        let mut external = External::default();
+        external.segments.insert(5, ExternalSegment::default());
+        let members = |all: &[u8]| -> ExternalGroup { all.iter().map(|n| (vtep(*n), 1)).collect() };
+        external.set_group(10, members(&[2, 3]));
+        assert!(external.segments[&5].remotes.is_empty(), "nothing refers to the group");
+        let set_mac = |external: &mut External, n, place| {
+            let External { segments, groups, .. } = external;
+            segments.get_mut(&5).unwrap().set_mac(mac(n), place, &groups.members)
+        };
+        let (ten, eleven) = (Some(ExternalPlace::Group(10)), Some(ExternalPlace::Group(11)));
+        assert_eq!(set_mac(&mut external, 1, ten), (true, true));
+        assert_eq!(set_mac(&mut external, 2, ten), (false, false), "the second address");
+        assert_eq!(set_mac(&mut external, 3, Some(ExternalPlace::Vtep(vtep(3)))), (false, false));
+        assert_eq!(all(&external.segments[&5]), [(vtep(2), false, 1), (vtep(3), false, 2)]);
+        external.set_group(10, members(&[3, 4]));
+        assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 2), (vtep(4), false, 1)]);
+        assert_eq!(std::mem::take(&mut external.changed), HashSet::from([5]));
+        // A group that is not known yet.
+        assert_eq!(set_mac(&mut external, 1, eleven), (false, true));
+        assert_eq!(set_mac(&mut external, 2, None), (true, true));
+        assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 1)]);
+        external.set_group(11, members(&[2]));
+        assert_eq!(all(&external.segments[&5]), [(vtep(2), false, 1), (vtep(3), false, 1)]);
+        external.set_group(11, Vec::new());
+        assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 1)]);
+        assert_eq!(set_mac(&mut external, 1, None), (false, true));
+        assert_eq!(external.segments[&5].groups.len(), 0);
+    }
+
+    #[test]
+    fn indices_of_groups_are_free_one_update_later() {
+        let mut groups = Groups::default();
+        groups.members.extend([(10, vec![(vtep(2), 1), (vtep(3), 3)]), (11, vec![(vtep(2), 1)])]);
+        let remote = |vni: u32, vtep: IpAddr| {
+            let IpAddr::V4(vtep) = vtep else { return None };
+            Some(vni * 100 + u32::from(vtep.octets()[3]))
+        };
+        let used = |all: &[(u32, u32)]| -> HashSet<(u32, u32)> { all.iter().copied().collect() };
+        assert!(groups.update(used(&[(1, 10)]), remote));
+        assert!(!groups.update(used(&[(1, 10)]), remote), "nothing changed");
+        let share = Arc::clone(&groups.shares[0]);
+        assert_eq!((share.buckets_of(102) * 3, share.buckets_of(104)), (share.buckets_of(103), 0));
+        // Another group takes another index, although that of the first becomes free. Then nothing has a share of it.
+        assert!(groups.update(used(&[(2, 11)]), remote));
+        assert_eq!((groups.indices[&(2, 11)], groups.shares.len(), groups.shares[0].select(7)), (1, 2, NO_ROUTE));
+        assert_eq!(groups.shares[1].select(7), 202);
+        assert!(groups.update(used(&[(2, 11), (1, 11)]), remote));
+        assert_eq!((groups.indices[&(1, 11)], groups.shares.len(), groups.shares[0].select(7)), (0, 2, 102));
+        // Without remotes, frames have no member to go to.
+        assert!(groups.update(used(&[(2, 11)]), |_, _| None));
+        assert_eq!(groups.shares[1].select(7), NO_ROUTE);
     }
 
     #[test]
     fn changes_are_taken_in_parts() {
         let mut changes = ExternalChanges::default();
-        changes.macs.insert((1, mac(1)), Some(vtep(2)));
+        changes.macs.insert((1, mac(1)), Some(ExternalPlace::Vtep(vtep(2))));
         let mut later = ExternalChanges::default();
         later.flood.insert((1, vtep(2)), true);
         later.macs.extend((1..9).map(|n| ((1, mac(n)), None)));
+        later.groups.insert(10, vec![(vtep(2), 1)]);
         later.bindings.insert((1, vtep(9)), None);
         later.routes.insert((1, NetworkPrefix::new(vtep(0), 24).unwrap()), vec![mac(1)]);
         changes.merge(later);
-        assert_eq!(changes.len(), 11);
+        assert_eq!(changes.len(), 12);
         let mut all = changes.take(4);
-        assert_eq!((all.flood.len(), all.macs.len(), all.bindings.len()), (1, 3, 0));
-        for expected in [4, 3, 0] {
+        assert_eq!((all.flood.len(), all.groups.len(), all.macs.len(), all.bindings.len()), (1, 1, 2, 0));
+        for expected in [4, 4, 0] {
             let part = changes.take(4);
             assert_eq!(part.len(), expected);
             all.merge(part);
         }
-        assert!(changes.is_empty() && all.len() == 11 && all.routes.len() == 1);
+        assert!(changes.is_empty() && all.len() == 12 && all.routes.len() == 1);
         assert_eq!(all.macs[&(1, mac(1))], None, "the later change");
         all.macs.insert((2, mac(1)), None);
         all.retain(|vni| vni == 2);
-        assert_eq!((all.len(), all.macs.len()), (1, 1));
+        assert_eq!((all.len(), all.macs.len(), all.groups.len()), (2, 1, 1), "a group belongs to no VNI");
     }
 }

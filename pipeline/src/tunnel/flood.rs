@@ -97,7 +97,7 @@ impl View<'_> {
         let is_local = !matches!(from, Destination::Remote(_));
         let reaches = |to: u32| match from {
             Destination::Attachment(from) => from != to && !self.layout.are_isolated(from, to),
-            Destination::Remote(_) | Destination::Router => true,
+            Destination::Remote(_) | Destination::Group(_) | Destination::Router => true,
         };
         let locals = members.attachments.iter().copied().filter(|to| reaches(*to)).map(Destination::Attachment);
         let overlay = members.remotes.iter().filter(|_| is_local).map(|index| Destination::Remote(*index));
@@ -111,7 +111,7 @@ impl View<'_> {
         }
         let sender = match from {
             Destination::Attachment(index) => Some(index),
-            Destination::Remote(_) | Destination::Router => None,
+            Destination::Remote(_) | Destination::Group(_) | Destination::Router => None,
         };
         context.trace(STAGE, |text| write!(text, "flooded to {wanted} destinations"));
         context.count_copies(wanted - 1);
@@ -137,8 +137,8 @@ impl View<'_> {
                         .is_some_and(|remote| longest_frame(&copy) > remote.longest_frame());
                     self.send_to(state, context, remotes, copy, to, flow, sender);
                 }
-                // The router is not in the lists of members.
-                Destination::Router => context.drop(copy, DropReason::NoDestination),
+                // Groups and the router are not in the lists of members.
+                Destination::Group(_) | Destination::Router => context.drop(copy, DropReason::NoDestination),
             }
         }
     }

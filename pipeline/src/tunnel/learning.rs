@@ -102,7 +102,7 @@ impl GatewayControl {
                 learns && self.is_live(index) && self.bfd.out(index).is_none()
             }
             Destination::Attachment(index) => self.has_attachment(key.segment(), index),
-            Destination::Router => false,
+            Destination::Group(_) | Destination::Router => false,
         };
         if !is_there || usize::from(key.segment()) >= self.learns.len() {
             return;
@@ -168,7 +168,7 @@ impl GatewayControl {
                 self.layout.attachments.get(index as usize).and_then(|attachment| attachment.rules.mac_limit)
             }
             Destination::Remote(_) => rules.remote_limit,
-            Destination::Router => None,
+            Destination::Group(_) | Destination::Router => None,
         };
         LearnLimits {
             segment: rules.limit.map(|limit| limit as usize),

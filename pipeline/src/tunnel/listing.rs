@@ -1,5 +1,7 @@
 //! The tables of a gateway for operators.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use wirepath_flow::Ports;
 use wirepath_pmd::port::PortId;
@@ -12,7 +14,7 @@ use super::filter;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
-use crate::route::NetworkPrefix;
+use crate::route::{NetworkPrefix, NextHopGroup};
 use crate::rules::offload::Placement;
 use crate::table::FdbEntry;
 
@@ -162,7 +164,7 @@ impl GatewayControl {
         match table.name {
             "segments" => page.extend(0..self.config().segments.len(), |index| self.segment_row(index, plane)),
             "fdb" => {
-                let now = plane.seconds();
+                let (now, groups) = (plane.seconds(), self.external.groups());
                 // The closure borrows all but the writer of the table, which walks the slots.
                 let Self { fdb, config, layout, list, places, move_damping, .. } = self;
                 page.extend_from(fdb.slots_from(page.cursor()), |entry| {
@@ -181,7 +183,7 @@ impl GatewayControl {
                     let name = segment.map(|segment| segment.name.clone());
                     let age = entry.seen.filter(|_| !entry.external).map(|seen| now.saturating_sub(seen));
                     let mac = entry.key.mac().to_string();
-                    let to = place_name(layout, list, to, plane);
+                    let to = place_name(layout, list, &groups, to, plane);
                     Some(vec![name.into(), mac.into(), to.into(), kind.into(), age.into()])
                 });
             }
@@ -293,7 +295,7 @@ impl GatewayControl {
 
     /// Describes the place of an address, for the log.
     pub(super) fn place_name(&self, place: Destination, plane: &ControlPlane) -> String {
-        place_name(&self.layout, &self.list, place, plane).unwrap_or_default()
+        place_name(&self.layout, &self.list, &self.external.groups(), place, plane).unwrap_or_default()
     }
 
     fn segment_row(&self, index: usize, plane: &ControlPlane) -> Row {
@@ -330,14 +332,26 @@ impl GatewayControl {
     }
 }
 
-/// Returns the port, with its VLAN, or the remote of a forwarding entry.
-fn place_name(layout: &Layout, remotes: &[Remote], place: Destination, plane: &ControlPlane) -> Option<String> {
+/// Returns the port, with its VLAN, or the remotes of a forwarding entry.
+fn place_name(
+    layout: &Layout,
+    remotes: &[Remote],
+    groups: &[Arc<NextHopGroup>],
+    place: Destination,
+    plane: &ControlPlane,
+) -> Option<String> {
+    let remote = |index: u32| remotes.get(index as usize).map(|it| it.address.to_string());
     match place {
         Destination::Attachment(index) => {
             layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
         }
         Destination::Router => Some("router".to_owned()),
-        Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
+        Destination::Remote(index) => remote(index),
+        Destination::Group(index) => {
+            let members: Vec<String> =
+                (groups.get(index as usize)?.members().iter()).filter_map(|member| remote(member.next_hop)).collect();
+            Some(members.join(", "))
+        }
     }
 }
 

@@ -84,7 +84,7 @@ pub mod underlay;
 
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel, TunnelPlacement};
-pub use external::{ExternalChanges, ExternalStats, LocalAddress, LocalBinding};
+pub use external::{ExternalChanges, ExternalGroup, ExternalPlace, ExternalStats, LocalAddress, LocalBinding};
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;

@@ -32,6 +32,7 @@ impl View<'_> {
                 Some(remote) => format!("remote {}", remote.address),
                 None => "no remote".to_owned(),
             },
+            Destination::Group(index) => format!("group {index} of remotes"),
             Destination::Router => "router".to_owned(),
         }
     }

@@ -324,7 +324,7 @@ impl GatewayControl {
                     Some(Place::Port(ports.get(it.port.index()).filter(|it| !it.is_removed)?.name.clone(), it.vlan))
                 }),
                 Destination::Remote(index) => list.get(index as usize).map(|it| Place::Remote(it.address)),
-                Destination::Router => None,
+                Destination::Group(_) | Destination::Router => None,
             };
             let (Some(segment), Some(place)) = (segment, place) else { continue };
             let age = now.saturating_sub(seen);

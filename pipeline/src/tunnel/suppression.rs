@@ -303,7 +303,7 @@ impl View<'_> {
         match Destination::unpack(place) {
             // The host hears the request itself, or must not be reached.
             Destination::Attachment(index) => index != from && !self.layout.are_isolated(from, index),
-            Destination::Remote(_) => true,
+            Destination::Remote(_) | Destination::Group(_) => true,
             // The router answers itself.
             Destination::Router => false,
         }

@@ -4,6 +4,7 @@ mod bfd;
 mod filters;
 mod floods;
 mod gre;
+mod groups;
 mod ip_payload;
 mod kinds;
 mod known_outer;

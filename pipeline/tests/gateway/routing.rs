@@ -9,7 +9,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::registry::{Filter, Listing, Registry};
 use wirepath_pipeline::route::NetworkPrefix;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
-use wirepath_pipeline::tunnel::{ExternalChanges, GatewayConfig};
+use wirepath_pipeline::tunnel::{ExternalChanges, ExternalPlace, GatewayConfig};
 use wirepath_settings::Source;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::checksum_offload::ChecksumSpan;
@@ -511,7 +511,7 @@ fn routes_of_another_control_plane() {
         rows.map(|row| (row[1].clone(), row[3].clone(), row[4].clone())).collect()
     };
     let mut behind = ExternalChanges::default();
-    behind.macs.extend([FAR_ROUTER, OTHER_ROUTER].map(|mac| ((900, mac), Some(ip("10.9.0.2")))));
+    behind.macs.extend([FAR_ROUTER, OTHER_ROUTER].map(|mac| ((900, mac), Some(ExternalPlace::Vtep(ip("10.9.0.2"))))));
     behind.merge(routes(&[("10.3.0.0/16", &[FAR_ROUTER]), ("10.2.0.77/32", &[FAR_ROUTER])]));
     change(&mut lab, behind);
     hosts.settle(&mut lab);

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use wirepath_pipeline::tunnel::ExternalChanges;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
+use wirepath_pipeline::tunnel::{ExternalChanges, ExternalPlace};
 use wirepath_wire::MacAddr;
 
 use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, WAN, tagged, vxlan};
@@ -268,7 +268,7 @@ fn addresses_of_the_kernel_are_answered_at_once() {
     };
     let mut changes = ExternalChanges::default();
     changes.flood.insert((42, ip("10.9.0.2")), true);
-    changes.macs.insert((42, FAR), Some(ip("10.9.0.2")));
+    changes.macs.insert((42, FAR), Some(ExternalPlace::Vtep(ip("10.9.0.2"))));
     apply(&mut lab, changes);
     lab.settle();
     let request = host(HOST, 1).solicitation(ip("10.1.0.9"), None).unwrap();

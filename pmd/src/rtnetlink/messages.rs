@@ -120,8 +120,8 @@ pub struct Nexthop {
 pub enum NexthopTarget {
     /// A VTEP.
     Vtep(IpAddr),
-    /// One of these objects.
-    Group(Vec<u32>),
+    /// One of these objects, each with the weight of its share.
+    Group(Vec<(u32, u16)>),
 }
 
 /// A network interface.
@@ -426,12 +426,19 @@ fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed
     let to = match (attributes.find(NHA_GROUP), attributes.find(NHA_GATEWAY)) {
         (Some(members), _) if is_fdb => {
             let members = members.chunks_exact(NEXTHOP_GRP).take(MAX_HOPS);
-            Some(NexthopTarget::Group(members.filter_map(|member| read_u32(member, 0)).collect()))
+            Some(NexthopTarget::Group(members.filter_map(read_member).collect()))
         }
         (None, Some(gateway)) if is_fdb => Some(NexthopTarget::Vtep(read_address(gateway).ok_or(Malformed)?)),
         _ => None,
     };
     Ok(Some(Message::Nexthop(Nexthop { id, to })))
+}
+
+/// Reads `struct nexthop_grp` (linux/nexthop.h), whose weight is one less than that of the member. Linux before 6.12 has
+/// no upper byte of the weight and sends zero.
+fn read_member(member: &[u8]) -> Option<(u32, u16)> {
+    let weight = u16::from_be_bytes([*member.get(5)?, *member.get(4)?]);
+    Some((read_u32(member, 0)?, weight.saturating_add(1)))
 }
 
 fn read_route(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed> {
@@ -618,13 +625,16 @@ mod tests {
         let to = Some(NexthopTarget::Vtep([10, 9, 0, 2].into()));
         assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep, fdb]), is(7, to));
         let mut members = Vec::new();
-        for member in [1u32, 2] {
+        for (member, weight) in [(1u32, [0, 0]), (2, [4, 1]), (3, [0xff, 0xff])] {
             members.extend_from_slice(&member.to_ne_bytes());
-            members.extend_from_slice(&[0; 4]);
+            members.extend_from_slice(&[weight[0], weight[1], 0, 0]);
         }
         members.push(9);
         let group: (u16, &[u8]) = (NHA_GROUP, &members);
-        assert_eq!(read(RTM_NEWNEXTHOP, &[id, group, fdb]), is(7, Some(NexthopTarget::Group(vec![1, 2]))));
+        assert_eq!(
+            read(RTM_NEWNEXTHOP, &[id, group, fdb]),
+            is(7, Some(NexthopTarget::Group(vec![(1, 1), (2, 261), (3, u16::MAX)])))
+        );
         assert_eq!(read(RTM_DELNEXTHOP, &[id, group, fdb]), is(7, None), "removed");
         assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep]), is(7, None), "of routes");
         assert_eq!(read(RTM_NEWNEXTHOP, &[vtep, fdb]), Err(Malformed), "no number");

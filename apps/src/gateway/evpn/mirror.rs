@@ -5,11 +5,11 @@
 //! loss, [`Mirror::begin`] and [`Mirror::finish`] enclose a new dump of all tables; entries that are in none of its
 //! messages are removed.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use wirepath_pipeline::route::NetworkPrefix;
-use wirepath_pipeline::tunnel::ExternalChanges;
+use wirepath_pipeline::tunnel::{ExternalChanges, ExternalGroup, ExternalPlace};
 use wirepath_pmd::rtnetlink::{
     BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, NudState, Route, TunnelEntry, Vxlan,
 };
@@ -18,7 +18,6 @@ use wirepath_wire::MacAddr;
 use super::devices;
 use super::hosts::PROTOCOL;
 use super::routes::Routes;
-use crate::gateway::exchange;
 
 /// Maximum number of entries of each table. Beyond it, new ones are ignored and counted.
 const MAX_ENTRIES: usize = if cfg!(test) { 64 } else { 1 << 20 };
@@ -90,7 +89,7 @@ enum To {
 struct Reported {
     devices: Option<Devices>,
     flood: BTreeSet<IpAddr>,
-    macs: HashMap<MacAddr, IpAddr>,
+    macs: HashMap<MacAddr, ExternalPlace>,
     bindings: HashMap<IpAddr, (MacAddr, bool)>,
     /// Routers of each destination.
     routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
@@ -117,6 +116,10 @@ pub(super) struct Mirror {
     nexthops: HashMap<u32, Seen<NexthopTarget>>,
     /// Entries of VXLAN devices that refer to a nexthop object, by its number.
     users: HashMap<u32, HashSet<(u32, MacAddr)>>,
+    /// Groups by their members.
+    member_of: HashMap<u32, BTreeSet<u32>>,
+    /// VTEPs of the nexthop objects, as they were reported.
+    groups: HashMap<u32, ExternalGroup>,
     /// Addresses of bridges.
     bridges: HashMap<u32, HashMap<MacAddr, Seen<BridgePlace>>>,
     bridge_entries: usize,
@@ -394,35 +397,72 @@ impl Mirror {
         if is_flood { self.report_flood(vni) } else { self.report_mac(vni, mac) }
     }
 
-    /// Takes a nexthop object. The addresses that refer to it, or to a group with it, may be behind other VTEPs now.
+    /// Takes a nexthop object. It has a VTEP or a group of them, and may belong to groups. Addresses refer to the object,
+    /// so none of them changes. An object that is removed takes its entries along, without messages (`vxlan_fdb_nh_flush`
+    /// in drivers/net/vxlan/vxlan_core.c).
     fn apply_nexthop(&mut self, nexthop: &Nexthop) {
         let Nexthop { id, to } = nexthop;
-        let Some(to) = to else {
-            if self.nexthops.remove(id).is_some() {
-                self.report_users(*id);
-            }
-            return;
-        };
-        if self.nexthops.len() >= MAX_ENTRIES && !self.nexthops.contains_key(id) {
+        let is_new = !self.nexthops.contains_key(id);
+        if to.is_some() && is_new && self.nexthops.len() >= MAX_ENTRIES {
             self.stats.refused += 1;
             return;
         }
-        let old = self.nexthops.insert(*id, Seen { value: to.clone(), dump: self.dump });
-        if old.is_none_or(|old| old.value != *to) {
-            self.report_users(*id);
+        let old = match to {
+            Some(to) => self.nexthops.insert(*id, Seen { value: to.clone(), dump: self.dump }),
+            None => self.nexthops.remove(id),
+        };
+        let old = old.map(|old| old.value);
+        if old == *to {
+            return;
+        }
+        for (member, _) in members(&old) {
+            if let Some(groups) = self.member_of.get_mut(member) {
+                groups.remove(id);
+                if groups.is_empty() {
+                    self.member_of.remove(member);
+                }
+            }
+        }
+        for (member, _) in members(to) {
+            self.member_of.entry(*member).or_default().insert(*id);
+        }
+        self.report_group(*id);
+        let groups: Vec<u32> = self.member_of.get(id).into_iter().flatten().copied().collect();
+        groups.into_iter().for_each(|group| self.report_group(group));
+        if to.is_none() {
+            for (device, mac) in self.users.remove(id).unwrap_or_default() {
+                let nexthop = Some(*id);
+                self.apply_tunnel(TunnelEntry { removed: true, device, mac, vtep: None, nexthop, vni: None });
+            }
         }
     }
 
-    fn report_users(&mut self, id: u32) {
-        let is_member = |(group, to): (&u32, &Seen<NexthopTarget>)| match &to.value {
-            NexthopTarget::Group(members) if members.contains(&id) => Some(*group),
-            _ => None,
+    /// Reports the VTEPs of a nexthop object. A group in a group has none, as in the kernel.
+    fn report_group(&mut self, id: u32) {
+        let vtep = |id: &u32| match self.nexthops.get(id).map(|it| &it.value) {
+            Some(NexthopTarget::Vtep(vtep)) => Some(*vtep),
+            Some(NexthopTarget::Group(_)) | None => None,
         };
-        let groups: Vec<u32> = self.nexthops.iter().filter_map(is_member).chain([id]).collect();
-        let users = groups.iter().filter_map(|group| self.users.get(group)).flatten();
-        let entries: Vec<(u32, MacAddr)> =
-            users.filter_map(|(device, mac)| Some((*self.by_vxlan.get(device)?, *mac))).collect();
-        entries.into_iter().for_each(|(vni, mac)| self.report_mac(vni, mac));
+        let mut weights: BTreeMap<IpAddr, u16> = BTreeMap::new();
+        match self.nexthops.get(&id).map(|it| &it.value) {
+            Some(NexthopTarget::Vtep(vtep)) => _ = weights.insert(*vtep, 1),
+            Some(NexthopTarget::Group(members)) => {
+                for (member, weight) in members {
+                    let Some(vtep) = vtep(member) else { continue };
+                    let sum = weights.entry(vtep).or_default();
+                    *sum = sum.saturating_add(*weight);
+                }
+            }
+            None => {}
+        }
+        let now: ExternalGroup = weights.into_iter().collect();
+        let before = match now.is_empty() {
+            true => self.groups.remove(&id),
+            false => self.groups.insert(id, now.clone()),
+        };
+        if before.unwrap_or_default() != now {
+            self.changes.groups.insert(id, now);
+        }
     }
 
     /// Number of nexthop objects for forwarding databases.
@@ -561,26 +601,26 @@ impl Mirror {
         reported.flood = now;
     }
 
-    /// Reports the VTEP behind which an address is. The bridge decides first: an address behind another port than the
-    /// VXLAN device is behind no VTEP, although the device may still have an entry.
+    /// Reports the place of an address. The bridge decides first: an address behind another port than the VXLAN device is
+    /// behind no VTEP, although the device may still have an entry.
     fn report_mac(&mut self, vni: u32, mac: MacAddr) {
         let Some(reported) = self.segments.get_mut(&vni) else { return };
-        let vtep = reported.devices.and_then(|Devices { vxlan, bridge }| {
+        let place = reported.devices.and_then(|Devices { vxlan, bridge }| {
             let place = bridge.and_then(|bridge| self.bridges.get(&bridge)?.get(&mac));
             if place.is_some_and(|place| place.value.port != vxlan) {
                 return None;
             }
-            match self.tunnels.get(&vxlan)?.get(&mac)?.last()?.value {
-                To::Vtep(vtep) => Some(vtep),
-                To::Nexthop(id) => choose(&self.nexthops, id, mac),
-            }
+            Some(match self.tunnels.get(&vxlan)?.get(&mac)?.last()?.value {
+                To::Vtep(vtep) => ExternalPlace::Vtep(vtep),
+                To::Nexthop(id) => ExternalPlace::Group(id),
+            })
         });
-        let before = match vtep {
-            Some(vtep) => reported.macs.insert(mac, vtep),
+        let before = match place {
+            Some(place) => reported.macs.insert(mac, place),
             None => reported.macs.remove(&mac),
         };
-        if before != vtep {
-            self.changes.macs.insert((vni, mac), vtep);
+        if before != place {
+            self.changes.macs.insert((vni, mac), place);
         }
     }
 
@@ -651,18 +691,12 @@ fn unuse(users: &mut HashMap<u32, HashSet<(u32, MacAddr)>>, to: To, entry: (u32,
     }
 }
 
-/// Returns the VTEP of an address behind a nexthop object. An address of a group is behind the member with the highest
-/// weight. So a member that leaves moves only its own addresses.
-fn choose(nexthops: &HashMap<u32, Seen<NexthopTarget>>, id: u32, mac: MacAddr) -> Option<IpAddr> {
-    let members = match &nexthops.get(&id)?.value {
-        NexthopTarget::Vtep(vtep) => return Some(*vtep),
-        NexthopTarget::Group(members) => members,
-    };
-    let vteps = members.iter().filter_map(|member| match &nexthops.get(member)?.value {
-        NexthopTarget::Vtep(vtep) => Some(*vtep),
-        NexthopTarget::Group(_) => None,
-    });
-    vteps.max_by_key(|vtep| (exchange::weight(mac.0, vtep), *vtep))
+/// Returns the members of a nexthop object.
+fn members(to: &Option<NexthopTarget>) -> &[(u32, u16)] {
+    match to {
+        Some(NexthopTarget::Group(members)) => members,
+        Some(NexthopTarget::Vtep(_)) | None => &[],
+    }
 }
 
 #[cfg(test)]
@@ -781,7 +815,8 @@ mod tests {
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     struct Reader {
         flood: BTreeSet<IpAddr>,
-        macs: HashMap<MacAddr, IpAddr>,
+        groups: HashMap<u32, ExternalGroup>,
+        macs: HashMap<MacAddr, ExternalPlace>,
         bindings: HashMap<IpAddr, MacAddr>,
         routes: HashMap<NetworkPrefix, Vec<MacAddr>>,
     }
@@ -793,9 +828,15 @@ mod tests {
                 // A VTEP that came and went meanwhile is reported as gone.
                 _ = if listed { self.flood.insert(vtep) } else { self.flood.remove(&vtep) };
             }
-            for ((_, mac), vtep) in changes.macs {
-                match vtep {
-                    Some(vtep) => _ = self.macs.insert(mac, vtep),
+            for (id, members) in changes.groups {
+                match members.is_empty() {
+                    true => _ = self.groups.remove(&id),
+                    false => _ = self.groups.insert(id, members),
+                }
+            }
+            for ((_, mac), place) in changes.macs {
+                match place {
+                    Some(place) => _ = self.macs.insert(mac, place),
                     None => _ = self.macs.remove(&mac),
                 }
             }
@@ -814,10 +855,15 @@ mod tests {
         }
     }
 
+    fn behind(n: u8) -> ExternalPlace {
+        ExternalPlace::Vtep(vtep(n))
+    }
+
     fn expected() -> Reader {
         Reader {
             flood: [vtep(2), vtep(3)].into(),
-            macs: [(mac(1), vtep(2)), (mac(2), vtep(3))].into(),
+            groups: HashMap::new(),
+            macs: [(mac(1), behind(2)), (mac(2), behind(3))].into(),
             bindings: [([192, 0, 2, 1].into(), mac(1)), (vtep(2), mac(1)), (vtep(3), mac(2))].into(),
             routes: [(network(1), vec![mac(1), mac(2)]), (network(2), vec![mac(2)])].into(),
         }
@@ -947,12 +993,12 @@ mod tests {
             reader.take(&mut mirror);
             (reader.macs.get(&mac(1)).copied(), mirror.place(VNI, mac(1)).map(|place| place.port))
         };
-        assert_eq!(after(&[tunnel(mac(1), 3, false)]), (Some(vtep(3)), Some(VXLAN)));
-        assert_eq!(after(&[tunnel(mac(1), 2, true)]).0, Some(vtep(3)), "the removal of the former VTEP is late");
+        assert_eq!(after(&[tunnel(mac(1), 3, false)]), (Some(behind(3)), Some(VXLAN)));
+        assert_eq!(after(&[tunnel(mac(1), 2, true)]).0, Some(behind(3)), "the removal of the former VTEP is late");
         assert_eq!(after(&[at(ACCESS, mac(1), false)]), (None, Some(ACCESS)), "the device still has its entry");
         assert_eq!(after(&[at(VXLAN, mac(1), true)]), (None, Some(ACCESS)), "the removal of the former port is late");
-        assert_eq!(after(&[tunnel(mac(1), 2, false), at(VXLAN, mac(1), false)]), (Some(vtep(2)), Some(VXLAN)));
-        assert_eq!(after(&[at(VXLAN, mac(1), true)]), (Some(vtep(2)), None));
+        assert_eq!(after(&[tunnel(mac(1), 2, false), at(VXLAN, mac(1), false)]), (Some(behind(2)), Some(VXLAN)));
+        assert_eq!(after(&[at(VXLAN, mac(1), true)]), (Some(behind(2)), None));
         assert_eq!(after(&[tunnel(mac(1), 2, true)]), (None, None));
         assert_eq!(mirror.vanished, [(VNI, mac(1), VXLAN)]);
     }
@@ -974,7 +1020,7 @@ mod tests {
         }
         mirror.apply(&vxlan_link(20, VNI, None));
         reader.take(&mut mirror);
-        let now = Reader { flood: [vtep(6)].into(), macs: [(mac(1), vtep(5))].into(), ..Reader::default() };
+        let now = Reader { flood: [vtep(6)].into(), macs: [(mac(1), behind(5))].into(), ..Reader::default() };
         assert_eq!(reader, now);
         mirror.watch(&HashSet::new());
         mirror.watch(&[VNI].into());
@@ -1001,25 +1047,28 @@ mod tests {
     }
 
     #[test]
-    fn a_leaving_member_moves_only_its_own_addresses() {
+    fn a_change_of_members_changes_the_group_and_no_address() {
         let (mut mirror, mut reader) = (watching(), Reader::default());
         let nexthop = |id, to| Message::Nexthop(Nexthop { id, to });
         let member = |n: u8| nexthop(n.into(), Some(NexthopTarget::Vtep(vtep(n))));
-        let group = |ids: &[u32]| nexthop(10, Some(NexthopTarget::Group(ids.to_vec())));
+        let group = |all: &[(u32, u16)]| nexthop(10, Some(NexthopTarget::Group(all.to_vec())));
         let entry = |n: u8, removed| {
             let to = TunnelEntry { removed, device: VXLAN, mac: mac(n), vtep: None, nexthop: Some(10), vni: None };
             Message::Fdb(Fdb::Tunnel(to))
         };
         // Entries before their group, and the group before its members: any order is possible.
         let hosts = 10..50_u8;
-        let mut facts = vec![vxlan_link(VXLAN, VNI, Some(BRIDGE)), group(&[1, 2, 3]), member(1), member(2), member(3)];
+        let of_three = group(&[(1, 1), (2, 3), (3, 1)]);
+        let mut facts = vec![vxlan_link(VXLAN, VNI, Some(BRIDGE)), of_three.clone(), member(1), member(2), member(3)];
         facts.splice(1..1, hosts.clone().map(|n| entry(n, false)));
         facts.iter().for_each(|message| mirror.apply(message));
         reader.take(&mut mirror);
-        let behind = |reader: &Reader, n: u8| reader.macs.values().filter(|it| **it == vtep(n)).count();
         let before = reader.clone();
         assert_eq!(before.macs.len(), hosts.len());
-        assert!([1, 2, 3].iter().all(|n| behind(&before, *n) > hosts.len() / 6), "{before:?}");
+        assert!(before.macs.values().all(|place| *place == ExternalPlace::Group(10)));
+        let members = |all: &[(u8, u16)]| -> ExternalGroup { all.iter().map(|(n, it)| (vtep(*n), *it)).collect() };
+        assert_eq!(before.groups[&10], members(&[(1, 1), (2, 3), (3, 1)]));
+        assert_eq!(before.groups[&2], members(&[(2, 1)]), "an object with one VTEP is a group too");
         let mut shuffled = facts.clone();
         fastrand::Rng::with_seed(3).shuffle(&mut shuffled);
         let (mut other, mut its_reader) = (watching(), Reader::default());
@@ -1027,34 +1076,40 @@ mod tests {
         its_reader.take(&mut other);
         assert_eq!(its_reader, before);
 
-        // The second one leaves the group.
-        mirror.apply(&group(&[1, 3]));
-        reader.take(&mut mirror);
-        for n in hosts.clone() {
-            let (was, is) = (before.macs[&mac(n)], reader.macs[&mac(n)]);
-            assert!(if was == vtep(2) { is != was } else { is == was }, "{was} {is}");
-        }
-        // It returns, and another one is removed without a change of the group.
-        mirror.apply(&group(&[1, 2, 3]));
-        reader.take(&mut mirror);
-        assert_eq!(reader, before);
-        mirror.apply(&nexthop(1, None));
-        reader.take(&mut mirror);
-        assert_eq!((behind(&reader, 1), reader.macs.len()), (0, hosts.len()));
-        mirror.apply(&member(1));
+        // The second one leaves the group, and returns.
+        let mut after = |message: &Message| {
+            mirror.apply(message);
+            let changes = mirror.changes.clone();
+            assert!(changes.macs.is_empty(), "{changes:?}");
+            reader.take(&mut mirror);
+            reader.groups.get(&10).cloned().unwrap_or_default()
+        };
+        assert_eq!(after(&group(&[(1, 1), (3, 1)])), members(&[(1, 1), (3, 1)]));
+        assert_eq!(after(&of_three), before.groups[&10]);
+        // A member is removed, gets another VTEP, and that of another member, without a change of the group.
+        assert_eq!(after(&nexthop(1, None)), members(&[(2, 3), (3, 1)]));
+        assert_eq!(after(&nexthop(1, Some(NexthopTarget::Vtep(vtep(7))))), members(&[(2, 3), (3, 1), (7, 1)]));
+        assert_eq!(after(&nexthop(1, Some(NexthopTarget::Vtep(vtep(2))))), members(&[(2, 4), (3, 1)]));
+        // A group of groups has no address. Neither has one that has itself as a member.
+        assert_eq!(after(&nexthop(1, Some(NexthopTarget::Group(vec![(10, 1), (1, 1)])))), members(&[(2, 3), (3, 1)]));
+        assert_eq!(after(&group(&[(1, 1), (10, 1)])), members(&[]));
         // A dump without the group and its entries.
         mirror.begin();
         mirror.apply(&vxlan_link(VXLAN, VNI, Some(BRIDGE)));
         mirror.finish();
         reader.take(&mut mirror);
         assert_eq!(reader, Reader::default());
-        assert_eq!((mirror.nexthops(), mirror.users.len(), mirror.tunnel_entries), (0, 0, 0));
-        // A group of groups has no address. Neither has one that has itself as a member.
+        let left = |mirror: &Mirror| {
+            let of_groups = (mirror.nexthops(), mirror.member_of.len(), mirror.groups.len());
+            (of_groups, mirror.users.len(), mirror.tunnel_entries)
+        };
+        assert_eq!(left(&mirror), ((0, 0, 0), 0, 0));
+        // The group is removed with its entries.
         facts.iter().for_each(|message| mirror.apply(message));
-        mirror.apply(&nexthop(1, Some(NexthopTarget::Group(vec![10, 1]))));
-        mirror.apply(&group(&[1, 10]));
+        mirror.apply(&nexthop(10, None));
         reader.take(&mut mirror);
-        assert_eq!(reader, Reader::default());
+        assert_eq!((reader.macs.len(), reader.groups.len()), (0, 3));
+        assert_eq!(left(&mirror), ((3, 0, 3), 0, 0));
     }
 
     #[test]

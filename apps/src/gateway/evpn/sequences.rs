@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use wirepath_pipeline::route::NetworkPrefix;
+use wirepath_pipeline::tunnel::ExternalPlace;
 use wirepath_pmd::rtnetlink::{
     BridgeEntry, Fdb, Link, LinkKind, Message, Neighbour, Nexthop, NexthopTarget, NudState, Route, RouteHop,
     TunnelEntry, Vxlan,
@@ -15,7 +16,6 @@ use wirepath_pmd::rtnetlink::{
 use wirepath_wire::MacAddr;
 
 use super::mirror::{Counts, Mirror};
-use crate::gateway::exchange;
 
 const VNIS: [u32; 2] = [100, 200];
 /// Bridges, VXLAN devices and other devices. Two of the VXLAN devices have one VNI.
@@ -84,12 +84,13 @@ struct Kernel {
     routes: BTreeMap<(NetworkPrefix, u32, u32), Vec<RouteHop>>,
 }
 
-/// State of segments by VNI: flood list, addresses, bindings and routes.
+/// State of segments by VNI: flood list, addresses, bindings and routes; and the weights of the VTEPs of groups.
 type Items = (
     BTreeSet<(u32, IpAddr)>,
-    BTreeMap<(u32, MacAddr), IpAddr>,
+    BTreeMap<(u32, MacAddr), ExternalPlace>,
     BTreeMap<(u32, IpAddr), (MacAddr, bool)>,
     BTreeMap<(u32, NetworkPrefix), Vec<MacAddr>>,
+    BTreeMap<u32, BTreeMap<IpAddr, u16>>,
 );
 
 fn tunnel_message((device, mac): (u32, MacAddr), to: To, removed: bool) -> Message {
@@ -156,12 +157,19 @@ impl Kernel {
                 let id = 1 + u32::from(input.byte() % 4);
                 let how = input.byte();
                 if how < 64 {
-                    self.nexthops.remove(&id);
+                    if self.nexthops.remove(&id).is_some() {
+                        // The entries go along, without messages.
+                        self.tunnels.values_mut().for_each(|all| all.retain(|to| *to != To::Nexthop(id)));
+                        self.tunnels.retain(|_, all| !all.is_empty());
+                    }
                     return vec![Message::Nexthop(Nexthop { id, to: None })];
                 }
                 let to = match id {
                     // Groups have single objects as members.
-                    3 | 4 => NexthopTarget::Group((1..3).filter(|it| how >> it & 1 == 1).collect()),
+                    3 | 4 => {
+                        let weight = 1 + u16::from(how >> 4 & 1);
+                        NexthopTarget::Group((1..3).filter(|it| how >> it & 1 == 1).map(|it| (it, weight)).collect())
+                    }
                     _ => NexthopTarget::Vtep(vtep(how)),
                 };
                 self.nexthops.insert(id, to.clone());
@@ -253,7 +261,10 @@ impl Kernel {
         let is_flood = which & 0x80 != 0;
         let key = (device, if is_flood { MacAddr::ZERO } else { mac(which >> 3) });
         let to = match to {
-            0..80 if !is_flood => To::Nexthop(1 + u32::from(to % 4)),
+            // Entries may refer to objects that exist.
+            0..80 if !is_flood && self.nexthops.contains_key(&(1 + u32::from(to % 4))) => {
+                To::Nexthop(1 + u32::from(to % 4))
+            }
             _ => To::Vtep(vtep(to)),
         };
         let all = self.tunnels.entry(key).or_default();
@@ -330,9 +341,13 @@ impl Kernel {
                 }
                 let place = bridge.and_then(|bridge| self.bridges.get(&(bridge, *mac)));
                 if place.is_none_or(|(port, _)| *port == vxlan)
-                    && let Some(vtep) = all.first().and_then(|to| self.choose(*to, *mac))
+                    && let Some(to) = all.first()
                 {
-                    items.1.insert((vni, *mac), vtep);
+                    let place = match to {
+                        To::Vtep(vtep) => ExternalPlace::Vtep(*vtep),
+                        To::Nexthop(id) => ExternalPlace::Group(*id),
+                    };
+                    items.1.insert((vni, *mac), place);
                 }
             }
             let Some(bridge) = bridge else { continue };
@@ -356,28 +371,22 @@ impl Kernel {
                 }
             }
         }
+        for (id, to) in &self.nexthops {
+            let members = match to {
+                NexthopTarget::Vtep(_) => vec![(*id, 1)],
+                NexthopTarget::Group(members) => members.clone(),
+            };
+            for (member, weight) in members {
+                if let Some(NexthopTarget::Vtep(vtep)) = self.nexthops.get(&member) {
+                    *items.4.entry(*id).or_default().entry(*vtep).or_default() += weight;
+                }
+            }
+        }
         for routers in items.3.values_mut() {
             routers.sort_unstable();
             routers.dedup();
         }
         items
-    }
-
-    fn choose(&self, to: To, mac: MacAddr) -> Option<IpAddr> {
-        let id = match to {
-            To::Vtep(vtep) => return Some(vtep),
-            To::Nexthop(id) => id,
-        };
-        let single = |id: &u32| match self.nexthops.get(id) {
-            Some(NexthopTarget::Vtep(vtep)) => Some(*vtep),
-            _ => None,
-        };
-        match self.nexthops.get(&id)? {
-            NexthopTarget::Vtep(vtep) => Some(*vtep),
-            NexthopTarget::Group(members) => {
-                members.iter().filter_map(single).max_by_key(|vtep| (exchange::weight(mac.0, vtep), *vtep))
-            }
-        }
     }
 }
 
@@ -387,9 +396,15 @@ fn report(mirror: &mut Mirror, reported: &mut Items) {
     for (key, listed) in changes.flood {
         _ = if listed { reported.0.insert(key) } else { reported.0.remove(&key) };
     }
-    for (key, vtep) in changes.macs {
-        _ = match vtep {
-            Some(vtep) => reported.1.insert(key, vtep),
+    for (id, members) in changes.groups {
+        _ = match members.is_empty() {
+            true => reported.4.remove(&id),
+            false => reported.4.insert(id, members.into_iter().collect()),
+        };
+    }
+    for (key, place) in changes.macs {
+        _ = match place {
+            Some(place) => reported.1.insert(key, place),
             None => reported.1.remove(&key),
         };
     }

@@ -219,7 +219,7 @@ impl BfdControl {
                 let index = self.substitutes.get(&index).copied().unwrap_or(index);
                 Destination::Remote(index).pack()
             }
-            Destination::Attachment(_) | Destination::Router => configured,
+            Destination::Attachment(_) | Destination::Group(_) | Destination::Router => configured,
         }
     }
 
@@ -626,11 +626,13 @@ impl GatewayControl {
                 _ => false,
             });
         }
+        self.external.remotes_changed();
         self.update_lost_routers();
     }
 
-    /// Takes routers behind remotes that are out from groups of next hops, and puts others back.
+    /// Takes remotes that are out, and routers behind them, from groups, and puts others back.
     pub(in crate::tunnel) fn update_lost_routers(&mut self) {
+        self.update_external_groups();
         let mut lost = self.bfd.lost_routers(&self.config, &self.places);
         if !self.bfd.out.is_empty() {
             lost.extend(self.lost_external_routers());

@@ -479,7 +479,7 @@ impl RouterControl {
             HopSpec::Group(_) => {
                 let group = self.group_indices.take(now)?;
                 let like = like.and_then(|like| self.group(like)).cloned();
-                let new = || Arc::new(NextHopGroup::new(buckets_for(&members), &[]));
+                let new = || Arc::new(NextHopGroup::new(NextHopGroup::buckets_for(&members), &[]));
                 put(&mut self.hops.groups, group as usize, like.unwrap_or_else(new));
                 self.groups.insert(index);
                 Hop::Group(group)
@@ -549,7 +549,7 @@ impl RouterControl {
         if let Some(group) = self.hops.groups.get_mut(group as usize) {
             // The workers read the old one.
             let group = Arc::make_mut(group);
-            group.refine(buckets_for(&state.members));
+            group.refine(NextHopGroup::buckets_for(&state.members));
             group.set_members(&members);
         }
         self.dirty = true;
@@ -951,12 +951,6 @@ fn desired_routes(config: &GatewayConfig, places: &Places, vrfs: &[u16]) -> Hash
         }
     }
     routes
-}
-
-/// Returns the number of buckets of a group: at least 64 for each member, and 4 for each unit of their weights.
-fn buckets_for(members: &[GroupMember]) -> usize {
-    let weights: usize = members.iter().map(|member| usize::from(member.weight)).sum();
-    (64 * members.len()).max(4 * weights)
 }
 
 /// Stores a group at an index, which may be one behind the last.

@@ -769,7 +769,7 @@ impl<'v> View<'v> {
                     NextHop::Held(..) | NextHop::Resolving | NextHop::Unreachable | NextHop::Out => return None,
                 }
             }
-            Destination::Router => return None,
+            Destination::Group(_) | Destination::Router => return None,
         };
         let (MacAddr(to), MacAddr(from)) = (key.mac(), out.mac);
         let first = [to[0], to[1], to[2], to[3], to[4], to[5], from[0], from[1]];

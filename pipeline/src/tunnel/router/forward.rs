@@ -288,7 +288,7 @@ impl<'v> View<'v> {
         let Some(out) = self.interface(segment) else { return context.drop(packet, DropReason::NoSegment) };
         let key = Key::new(segment, mac);
         let to = Some(self.fdb.table(context.guard()).lookup(key)).filter(|to| *to != NO_DESTINATION);
-        let to = to.map(Destination::unpack);
+        let to = to.map(|to| remotes.choose(Destination::unpack(to), flow.entropy));
         let most = self.longest_frame_to(remotes, to).min(out.mtu + ETHERNET_LEN);
         if packet.len() > most && longest_frame(&packet) > most {
             if may_be_fragmented(&packet, &routed.layers) {
@@ -367,7 +367,7 @@ impl<'v> View<'v> {
                 self.layout.attachments.get(index as usize).map_or(0, |attachment| attachment.max_frame)
             }
             Some(Destination::Remote(index)) => remotes.list.get(index as usize).map_or(0, Remote::longest_frame),
-            Some(Destination::Router) | None => usize::MAX,
+            Some(Destination::Group(_) | Destination::Router) | None => usize::MAX,
         }
     }
 
@@ -384,8 +384,9 @@ impl<'v> View<'v> {
             return context.drop(packet, DropReason::TooShort);
         };
         let found = self.fdb.table(context.guard()).lookup(Key::new(segment, dst));
-        let to = (dst.is_unicast() && found != NO_DESTINATION).then(|| Destination::unpack(found));
         let flow = Flow::from_frame(packet.data(), packet.len(), &state.parser);
+        let is_known = dst.is_unicast() && found != NO_DESTINATION;
+        let to = is_known.then(|| remotes.choose(Destination::unpack(found), flow.entropy));
         self.send_in_segment(state, context, remotes, packet, segment, to, flow);
     }
 
@@ -404,6 +405,7 @@ impl<'v> View<'v> {
         match to {
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
             Some(Destination::Remote(to)) => self.send_to(state, context, remotes, packet, to, flow, None),
+            Some(Destination::Group(_)) => context.drop(packet, DropReason::RemoteDown),
             // A route that leads back to the router itself.
             Some(Destination::Router) => context.drop(packet, DropReason::NoDestination),
             None => self.flood(state, context, remotes, packet, Destination::Router, segment, flow),
