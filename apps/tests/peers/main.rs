@@ -17,6 +17,7 @@ mod evpn_doctor;
 mod evpn_hosts;
 mod evpn_ipv6;
 mod evpn_leaves;
+mod evpn_multihoming;
 mod evpn_routing;
 mod faults;
 mod floods;
@@ -308,6 +309,7 @@ over! {
     subnets: crate::evpn_routing::subnets_are_routed_both_ways;
     shared_network: crate::evpn_routing::leaves_share_a_network;
     vrf_device: crate::evpn_routing::a_vrf_of_the_kernel_has_the_routes;
+    multihoming: crate::evpn_multihoming::leaves_share_the_flows_to_their_host;
 }
 
 over! {

@@ -29,6 +29,7 @@ const MODULES: &[&str] = &[
     "act_mirred",
     "act_tunnel_key",
     "af_packet",
+    "bonding",
     "bridge",
     "cls_flower",
     "dummy",
