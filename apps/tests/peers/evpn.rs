@@ -467,8 +467,8 @@ pub(crate) fn a_storm_of_entries_loses_none(variant: Variant) {
     gateway.program.stop();
 }
 
-/// VTEPs share the flows to an address behind a group of nexthop objects, by their weights. If a member leaves, the flows
-/// of the others stay with them. A group that is removed takes its addresses along.
+/// VTEPs share the flows to an address behind a group of nexthop objects, by their weights. If a member leaves, the
+/// flows of the others stay with them. A group that is removed takes its addresses along.
 pub(crate) fn groups_of_nexthops_share_flows(variant: Variant) {
     const FLOWS: u16 = 400;
     const FIRST_PORT: u16 = 20_000;

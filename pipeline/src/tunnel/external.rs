@@ -5,8 +5,8 @@
 //! configuration, so they have next hops, BFD sessions and counters like configured remotes. An address is in the
 //! forwarding database as soon as its remote is.
 //!
-//! An address may also be behind a group of VTEPs, which share its flows (multihoming, RFC 7432 section 8.4). A change of
-//! the members changes the group, and no address behind it.
+//! An address may also be behind a group of VTEPs, which share its flows (multihoming, RFC 7432 section 8.4). A change
+//! of the members changes the group, and no address behind it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -462,8 +462,8 @@ impl GatewayControl {
         self.external.next_change = Some(Instant::now() + begin.elapsed() * TIME_SHARE);
     }
 
-    /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps out,
-    /// have no share.
+    /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps
+    /// out, have no share.
     pub(super) fn update_external_groups(&mut self) {
         let Self { external: External { segments, indices, groups, .. }, bfd, .. } = self;
         if !groups.changed {
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_group_are_remotes_while_an_address_is_behind_it() {
+    fn members_are_remotes_while_an_address_uses_their_group() {
         let mut external = External::default();
         external.segments.insert(5, ExternalSegment::default());
         let members = |all: &[u8]| -> ExternalGroup { all.iter().map(|n| (vtep(*n), 1)).collect() };

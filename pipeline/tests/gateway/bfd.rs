@@ -7,8 +7,8 @@ use serde_json::Value;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::Control;
-use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
+use wirepath_pipeline::tunnel::{ExternalChanges, ExternalPlace, GatewayConfig};
 use wirepath_pmd::port::{Link, LinkState, PortEvent};
 use wirepath_settings::Source;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, parse, udp};
@@ -749,6 +749,46 @@ fn groups_leave_out_routers_behind_lost_remotes() {
     run(&mut lab, &mut fars, 3 * SECOND);
     assert!(shares(&mut lab).iter().all(|count| *count > 60));
     // Of a group without any usable router, all stay: the packets have a reason of their own.
+    (fars[0].silent, fars[1].silent) = (true, true);
+    run(&mut lab, &mut fars, SECOND);
+    assert_eq!((shares(&mut lab), lab.dropped(DropReason::RemoteDown)), ([0, 0], 200));
+}
+
+#[test]
+fn a_group_of_vteps_leaves_out_those_that_are_down() {
+    let mut lab = with_remotes(Lab::of_segments(
+        "",
+        &format!("[[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\ncontrol = 'kernel'\n{BFD}"),
+    ));
+    let vtep = |n: u8| IpAddr::from([10, 9, 0, n]);
+    let mut changes = ExternalChanges::default();
+    changes.groups.insert(10, vec![(vtep(2), 1), (vtep(3), 1)]);
+    changes.macs.insert((42, FAR), Some(ExternalPlace::Group(10)));
+    let Lab { stepped, control, .. } = &mut lab;
+    stepped.with_plane(|plane| control.apply_external(changes, plane.ports(), plane.seconds()));
+    let mut fars = [Far::new("10.9.0.2", 2), Far::new("10.9.0.3", 3)];
+    let shares = |lab: &mut Lab| {
+        let mut shares = [0; 2];
+        for n in 0..200u16 {
+            let (from, to) = (IpAddr::from([10, 1, 0, 9]), IpAddr::from([10, 1, 0, 8]));
+            lab.send(LAN, &datagram((HOST, FAR), (from, to), (1000 + n, 2000), 64, &[0; 20]));
+            for (port, bytes) in lab.sent() {
+                assert_eq!(port, WAN);
+                shares[usize::from(bytes[33]) - 2] += 1;
+            }
+        }
+        shares
+    };
+    run(&mut lab, &mut fars, 4 * SECOND);
+    let before = shares(&mut lab);
+    assert!(before.iter().all(|count| *count > 60), "{before:?}");
+    fars[1].silent = true;
+    run(&mut lab, &mut fars, SECOND);
+    assert_eq!(shares(&mut lab), [200, 0]);
+    (fars[1].silent, fars[1].state) = (false, DOWN);
+    run(&mut lab, &mut fars, 3 * SECOND);
+    let after = shares(&mut lab);
+    assert!(after.iter().all(|count| *count > 60), "{after:?}");
     (fars[0].silent, fars[1].silent) = (true, true);
     run(&mut lab, &mut fars, SECOND);
     assert_eq!((shares(&mut lab), lab.dropped(DropReason::RemoteDown)), ([0, 0], 200));

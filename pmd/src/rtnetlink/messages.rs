@@ -434,8 +434,8 @@ fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed
     Ok(Some(Message::Nexthop(Nexthop { id, to })))
 }
 
-/// Reads `struct nexthop_grp` (linux/nexthop.h), whose weight is one less than that of the member. Linux before 6.12 has
-/// no upper byte of the weight and sends zero.
+/// Reads `struct nexthop_grp` (linux/nexthop.h), whose weight is one less than that of the member. Linux before 6.12
+/// has no upper byte of the weight and sends zero.
 fn read_member(member: &[u8]) -> Option<(u32, u16)> {
     let weight = u16::from_be_bytes([*member.get(5)?, *member.get(4)?]);
     Some((read_u32(member, 0)?, weight.saturating_add(1)))

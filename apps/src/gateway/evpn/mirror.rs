@@ -397,9 +397,9 @@ impl Mirror {
         if is_flood { self.report_flood(vni) } else { self.report_mac(vni, mac) }
     }
 
-    /// Takes a nexthop object. It has a VTEP or a group of them, and may belong to groups. Addresses refer to the object,
-    /// so none of them changes. An object that is removed takes its entries along, without messages (`vxlan_fdb_nh_flush`
-    /// in drivers/net/vxlan/vxlan_core.c).
+    /// Takes a nexthop object. It has a VTEP or a group of them, and may belong to groups. Addresses refer to the
+    /// object, so none of them changes. An object that is removed takes its entries along, without messages
+    /// (`vxlan_fdb_nh_flush` in drivers/net/vxlan/vxlan_core.c).
     fn apply_nexthop(&mut self, nexthop: &Nexthop) {
         let Nexthop { id, to } = nexthop;
         let is_new = !self.nexthops.contains_key(id);
@@ -601,8 +601,8 @@ impl Mirror {
         reported.flood = now;
     }
 
-    /// Reports the place of an address. The bridge decides first: an address behind another port than the VXLAN device is
-    /// behind no VTEP, although the device may still have an entry.
+    /// Reports the place of an address. The bridge decides first: an address behind another port than the VXLAN device
+    /// is behind no VTEP, although the device may still have an entry.
     fn report_mac(&mut self, vni: u32, mac: MacAddr) {
         let Some(reported) = self.segments.get_mut(&vni) else { return };
         let place = reported.devices.and_then(|Devices { vxlan, bridge }| {
