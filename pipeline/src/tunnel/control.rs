@@ -21,6 +21,7 @@ use super::counters::SegmentStats;
 use super::encap::encapsulate;
 use super::external::External;
 use super::filter::Filters;
+use super::groups::RemoteGroups;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::learning::RareLog;
@@ -162,7 +163,7 @@ pub struct GatewayControl {
     pub(super) path_mtu_log: RareLog,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
-    aged_at: u32,
+    pub(super) aged_at: u32,
 }
 
 impl std::fmt::Debug for GatewayControl {
@@ -182,6 +183,7 @@ impl GatewayControl {
         let tables = GatewayTables {
             layout: Arc::new(Shared::new(domain, Arc::clone(&layout))),
             remotes: Arc::new(Shared::new(domain, Remotes::default())),
+            groups: Arc::new(Shared::new(domain, RemoteGroups::default())),
             fdb: fdb.fdb(),
             bindings: Arc::new(Shared::new(domain, PublishedBindings::default())),
             claims: Arc::new(ArrayQueue::new(super::suppression::CLAIMS)),
@@ -538,7 +540,6 @@ impl GatewayControl {
             let layout = &self.layout;
             let mut remotes = Remotes::new(self.list.clone(), |segment| tunnel_id(layout, segment));
             remotes.decapsulated_by_nic = self.decapsulated_by_nic;
-            remotes.groups = self.external.groups();
             self.tables.remotes.replace(remotes);
         }
     }

@@ -19,6 +19,7 @@ use wirepath_wire::checksum::Sum;
 use wirepath_wire::{EtherType, IpProtocol, MacAddr};
 
 use super::config::InnerVlans;
+use super::groups::RemoteGroups;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
 use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
@@ -240,7 +241,8 @@ impl View<'_> {
             done = self.send_to_one(packets, flows, remote, worker);
         }
         if done != all & !slow {
-            done |= self.send_others(packets, flows, places, remotes, worker, all & !done);
+            let tables = (remotes, self.groups.read(guard));
+            done |= self.send_others(packets, flows, places, tables, worker, all & !done);
         }
         slow = all & !done;
         if slow != 0 {
@@ -294,7 +296,7 @@ impl View<'_> {
         packets: &mut [Packet],
         flows: &[Flow; BATCH],
         places: &[u32; BATCH],
-        remotes: &Remotes,
+        (remotes, groups): (&Remotes, &RemoteGroups),
         worker: usize,
         mut wanted: u64,
     ) -> u64 {
@@ -304,7 +306,8 @@ impl View<'_> {
             let i = wanted.trailing_zeros() as usize % BATCH;
             wanted &= wanted - 1;
             // Packets get sequence numbers in the order in which they leave, which only the slow path knows.
-            let remote = remotes.of_flow(places[i], flows[i].entropy).filter(|remote| remote.sequence.is_none());
+            let place = groups.choose_packed(places[i], flows[i].entropy);
+            let remote = remotes.of_destination(place).filter(|remote| remote.sequence.is_none());
             let (Some(remote), Some(packet)) = (remote, packets.get_mut(i)) else { continue };
             let len = packet.len();
             if len > remote.max_frame {
@@ -449,7 +452,7 @@ impl View<'_> {
                 None => return,
             }
         }
-        match known.map(|to| remotes.choose(to, flow.entropy)) {
+        match known.map(|to| self.choose(context, to, flow.entropy)) {
             None => {
                 let kind = FloodKind::of(dst.mac());
                 if !segment.storm_control.admits(kind, context.now()) {

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wirepath_wire::MacAddr;
@@ -18,20 +17,18 @@ use wirepath_wire::MacAddr;
 use super::bindings::BindingOrigin;
 use super::config::{GatewayConfig, MAX_REMOTES, RemoteConfig, SegmentConfig, SegmentControl};
 use super::control::GatewayControl;
+use super::groups::{Candidate, ExternalGroup, Groups, RemoteGroups};
 use super::suppression::is_local_host;
 use super::tables::Destination;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
-use crate::route::{GroupMember, NO_ROUTE, NetworkPrefix, NextHopGroup};
+use crate::route::NetworkPrefix;
 use crate::table::Key;
 
 /// A change of the remotes takes at most this share of the control thread's time: one part in this number.
 const TIME_SHARE: u32 = 10;
 /// Time after which a change of the remotes that was refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// Most groups of all segments.
-const MAX_GROUPS: usize = 1 << 16;
 
 /// Where an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,9 +38,6 @@ pub enum ExternalPlace {
     /// Behind a group of VTEPs, by its number.
     Group(u32),
 }
-
-/// Members of a group with the weights of their shares. Each VTEP is there once.
-pub type ExternalGroup = Vec<(IpAddr, u16)>;
 
 /// Changes of segments, by VNI, and of groups. A later change of the same item replaces an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,8 +89,15 @@ impl ExternalChanges {
             return std::mem::take(self);
         }
         let mut taken = Self { flood: take(&mut self.flood, limit), ..Self::default() };
-        taken.groups = take(&mut self.groups, limit - taken.len());
+        let (gone, mut groups) = std::mem::take(&mut self.groups).into_iter().partition(|(_, it)| it.is_empty());
+        taken.groups = take(&mut groups, limit - taken.len());
+        self.groups = groups;
         taken.macs = take(&mut self.macs, limit - taken.len());
+        // Groups go behind the addresses that leave them.
+        self.groups.extend::<HashMap<u32, ExternalGroup>>(gone);
+        if self.macs.is_empty() && taken.groups.is_empty() {
+            taken.groups = take(&mut self.groups, limit - taken.len());
+        }
         taken.bindings = take(&mut self.bindings, limit - taken.len());
         taken.routes = take(&mut self.routes, limit - taken.len());
         taken
@@ -147,6 +148,8 @@ pub struct ExternalStats {
     pub bindings: usize,
     /// Routes to routers behind VTEPs.
     pub routes: usize,
+    /// Groups that found no room. Packets to their addresses are flooded.
+    pub refused_groups: usize,
     /// Addresses that found no room, or have a static entry.
     pub refused_macs: u64,
     /// Routes that found no room.
@@ -185,36 +188,28 @@ impl ExternalSegment {
         changed
     }
 
-    /// Sets the place of an address. `members` are those of all groups. Returns whether the remotes change, and whether
-    /// the groups in use change.
-    fn set_mac(
-        &mut self,
-        mac: MacAddr,
-        place: Option<ExternalPlace>,
-        members: &HashMap<u32, ExternalGroup>,
-    ) -> (bool, bool) {
+    /// Sets the place of an address in the segment with this VNI. Returns whether the remotes change.
+    fn set_mac(&mut self, vni: u32, mac: MacAddr, place: Option<ExternalPlace>, groups: &mut Groups) -> bool {
         let old = match place {
             Some(place) => self.macs.insert(mac, place),
             None => self.macs.remove(&mac),
         };
         if old == place {
-            return (false, false);
+            return false;
         }
-        let before = self.groups.len();
         let mut changed = false;
-        let mut added = false;
         match place {
             Some(ExternalPlace::Vtep(vtep)) => changed |= self.set_users(&[], &[(vtep, 1)]),
             Some(ExternalPlace::Group(id)) => {
-                *self.groups.entry(id).or_default() += 1;
-                added = self.groups.len() != before;
-                if added && let Some(members) = members.get(&id) {
-                    changed |= self.set_users(&[], members);
+                let addresses = self.groups.entry(id).or_default();
+                *addresses += 1;
+                if *addresses == 1 {
+                    changed |= self.set_users(&[], groups.members(id));
+                    groups.mark(vni, id);
                 }
             }
             None => {}
         }
-        let mut removed = false;
         match old {
             Some(ExternalPlace::Vtep(vtep)) => changed |= self.set_users(&[(vtep, 1)], &[]),
             Some(ExternalPlace::Group(id)) => {
@@ -222,14 +217,14 @@ impl ExternalSegment {
                     *addresses -= 1;
                     *addresses
                 });
-                removed = left == 0 && self.groups.remove(&id).is_some();
-                if removed && let Some(members) = members.get(&id) {
-                    changed |= self.set_users(members, &[]);
+                if left == 0 && self.groups.remove(&id).is_some() {
+                    changed |= self.set_users(groups.members(id), &[]);
+                    groups.mark(vni, id);
                 }
             }
             None => {}
         }
-        (changed, added || removed)
+        changed
     }
 
     /// Replaces VTEPs that an address or a group uses. Returns whether the remotes change.
@@ -270,90 +265,26 @@ pub(super) struct External {
     refused_changes: u64,
 }
 
-/// The groups of all segments, as another control plane has them and as the workers have them.
-#[derive(Debug, Default)]
-struct Groups {
-    /// Members by number.
-    members: HashMap<u32, ExternalGroup>,
-    /// Index of each group in use, by VNI and number.
-    indices: HashMap<(u32, u32), u32>,
-    /// Indices that no group has.
-    free: Vec<u32>,
-    /// Shares by index. Their next hops are indices of remotes.
-    shares: Arc<Vec<Arc<NextHopGroup>>>,
-    /// True if the shares may differ from the members.
-    changed: bool,
-}
-
-impl Groups {
-    /// Brings the shares up to date. `used` are the groups in use. `remote` returns the index of a VTEP of a VNI that
-    /// takes frames. Returns whether the workers need the result.
-    fn update(&mut self, used: HashSet<(u32, u32)>, remote: impl Fn(u32, IpAddr) -> Option<u32>) -> bool {
-        // Forwarding entries may still have the indices that become free, so only later calls use them.
-        let unused: Vec<u32> = self.indices.extract_if(|key, _| !used.contains(key)).map(|(_, index)| index).collect();
-        let mut targets: Vec<(u32, Vec<GroupMember>)> = unused.iter().map(|index| (*index, Vec::new())).collect();
-        for (vni, id) in used {
-            let next = u32::try_from(self.shares.len()).unwrap_or(u32::MAX);
-            let index = match self.indices.get(&(vni, id)) {
-                Some(index) => *index,
-                None => match self.free.pop() {
-                    Some(index) => index,
-                    None if self.shares.len() < MAX_GROUPS => {
-                        Arc::make_mut(&mut self.shares).push(Arc::new(NextHopGroup::new(1, &[])));
-                        next
-                    }
-                    None => continue,
-                },
-            };
-            self.indices.insert((vni, id), index);
-            let members = self.members.get(&id).into_iter().flatten();
-            let member =
-                |(vtep, weight): &(IpAddr, u16)| Some(GroupMember { next_hop: remote(vni, *vtep)?, weight: *weight });
-            targets.push((index, members.filter_map(member).collect()));
-        }
-        let mut changed = false;
-        for (index, members) in targets {
-            let Some(share) = self.shares.get(index as usize) else { continue };
-            if share.members() == members {
-                continue;
-            }
-            changed = true;
-            let mut share = NextHopGroup::clone(share);
-            share.refine(NextHopGroup::buckets_for(&members));
-            share.set_members(&members);
-            if let Some(known) = Arc::make_mut(&mut self.shares).get_mut(index as usize) {
-                *known = Arc::new(share);
-            }
-        }
-        self.free.extend(unused);
-        self.changed = false;
-        changed
-    }
-}
-
 impl External {
     /// Returns the groups of remotes for the workers.
-    pub(super) fn groups(&self) -> Arc<Vec<Arc<NextHopGroup>>> {
-        Arc::clone(&self.groups.shares)
+    pub(super) fn groups(&self) -> &RemoteGroups {
+        self.groups.published()
     }
 
     /// Takes note that other remotes may take frames than before.
-    pub(super) fn remotes_changed(&mut self) {
-        self.groups.changed = true;
+    pub(super) fn groups_mark_all(&mut self) {
+        self.groups.mark_all();
     }
 
     /// Sets the members of a group.
     fn set_group(&mut self, id: u32, members: ExternalGroup) {
         let Self { groups, segments, changed, .. } = self;
-        let old = groups.members.remove(&id).unwrap_or_default();
+        let old = groups.set_members(id, members);
         for (vni, segment) in segments.iter_mut().filter(|(_, segment)| segment.groups.contains_key(&id)) {
-            groups.changed = true;
-            if segment.set_users(&old, &members) {
+            groups.mark(*vni, id);
+            if segment.set_users(&old, groups.members(id)) {
                 changed.insert(*vni);
             }
-        }
-        if !members.is_empty() {
-            groups.members.insert(id, members);
         }
     }
 
@@ -397,18 +328,17 @@ impl GatewayControl {
                 self.external.changed.insert(vni);
             }
         }
-        for (id, members) in changes.groups {
+        let (gone, groups): (Vec<_>, Vec<_>) = changes.groups.into_iter().partition(|(_, it)| it.is_empty());
+        for (id, members) in groups {
             self.external.set_group(id, members);
         }
         let mut macs = Vec::with_capacity(changes.macs.len());
         for ((vni, mac), place) in changes.macs {
             let External { segments, groups, changed, .. } = &mut self.external;
             let Some(segment) = segments.get_mut(&vni) else { continue };
-            let (remotes_changed, groups_changed) = segment.set_mac(mac, place, &groups.members);
-            if remotes_changed {
+            if segment.set_mac(vni, mac, place, groups) {
                 changed.insert(vni);
             }
-            groups.changed |= groups_changed;
             macs.push((vni, mac));
         }
         for ((vni, ip), host) in changes.bindings {
@@ -421,10 +351,18 @@ impl GatewayControl {
         }
         // The next tick may be some time away, and requests for known addresses would be flooded until then.
         self.publish_bindings();
+        // Flows leave a VTEP before it is no remote any more.
+        self.update_external_groups();
         self.update_external_remotes(ports, seconds);
         self.update_external_groups();
         for (vni, mac) in macs {
             self.place_external(vni, mac, seconds);
+        }
+        // Addresses leave a group before it goes.
+        if !gone.is_empty() {
+            gone.into_iter().for_each(|(id, members)| self.external.set_group(id, members));
+            self.update_external_groups();
+            self.update_external_remotes(ports, seconds);
         }
         for ((vni, to), routers) in changes.routes {
             let Some(segment) = self.external.segments.get_mut(&vni) else { continue };
@@ -465,14 +403,20 @@ impl GatewayControl {
     /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps
     /// out, have no share.
     pub(super) fn update_external_groups(&mut self) {
-        let Self { external: External { segments, indices, groups, .. }, bfd, .. } = self;
-        if !groups.changed {
-            return;
+        let Self { external: External { segments, indices, groups, .. }, bfd, aged_at: seconds, .. } = self;
+        let seconds = *seconds;
+        let is_used = |vni, id: u32| segments.get(&vni).is_some_and(|segment| segment.groups.contains_key(&id));
+        let remote = |vni, vtep| {
+            let index = indices.get(&(vni, vtep)).copied()?;
+            Some(Candidate { index, is_lost: bfd.is_lost(index) })
+        };
+        let updated = groups.update(seconds, is_used, remote);
+        if updated.shares {
+            self.tables.groups.replace(groups.published().clone());
         }
-        let used = segments.iter().flat_map(|(vni, segment)| segment.groups.keys().map(|id| (*vni, *id))).collect();
-        let remote = |vni, vtep| indices.get(&(vni, vtep)).copied().filter(|index| !bfd.is_lost(*index));
-        self.dirty |= groups.update(used, remote);
-        self.publish();
+        for vni in updated.found_room {
+            self.place_segment(vni, seconds);
+        }
     }
 
     /// Adapts the state to the segments of a new configuration.
@@ -497,7 +441,7 @@ impl GatewayControl {
                 remotes.map(move |(remote, index)| ((vni, remote.address), *index))
             })
             .collect();
-        external.remotes_changed();
+        external.groups.mark_all();
         let watched: HashSet<u16> = kernel().map(|(_, place)| place.index).collect();
         if lost_some {
             self.fdb.remove_all(|entry| entry.external && !watched.contains(&entry.key.segment()));
@@ -538,7 +482,13 @@ impl GatewayControl {
         let place = segments.get(&vni).and_then(|segment| segment.macs.get(&mac));
         let destination = place.and_then(|place| match place {
             ExternalPlace::Vtep(vtep) => indices.get(&(vni, *vtep)).map(|index| Destination::Remote(*index)),
-            ExternalPlace::Group(id) => groups.indices.get(&(vni, *id)).map(|index| Destination::Group(*index)),
+            ExternalPlace::Group(id) => {
+                // Like an address behind a VTEP, one behind a group has to wait for a remote.
+                let members = groups.members(*id);
+                let has_remote = members.iter().any(|(vtep, _)| indices.contains_key(&(vni, *vtep)));
+                let index = groups.index(vni, *id).filter(|_| has_remote || members.is_empty());
+                index.map(Destination::Group)
+            }
         });
         let Some(destination) = destination else {
             // An address that moved to a local port has an entry that is not external.
@@ -582,9 +532,8 @@ impl GatewayControl {
         let is_lost = |vni: u32, place: &ExternalPlace| match place {
             ExternalPlace::Vtep(vtep) => external.indices.get(&(vni, *vtep)).is_some_and(|it| bfd.is_lost(*it)),
             ExternalPlace::Group(id) => {
-                let share =
-                    external.groups.indices.get(&(vni, *id)).and_then(|it| external.groups.shares.get(*it as usize));
-                share.is_some_and(|share| share.select(0) == NO_ROUTE)
+                let index = external.groups.index(vni, *id);
+                index.is_some_and(|index| external.groups().members(index).is_empty())
             }
         };
         let mut lost = Vec::new();
@@ -638,7 +587,7 @@ impl GatewayControl {
 
     /// Returns the figures of the entries from another control plane.
     pub fn external_stats(&self) -> ExternalStats {
-        let External { segments, refused_macs, refused_routes, refused_changes, .. } = &self.external;
+        let External { segments, groups, refused_macs, refused_routes, refused_changes, .. } = &self.external;
         ExternalStats {
             remotes: segments.values().map(|segment| segment.remotes.len()).sum(),
             macs: self.fdb.externals(),
@@ -646,6 +595,7 @@ impl GatewayControl {
             bindings: segments.values().map(|segment| segment.bindings.len()).sum(),
             routes: segments.values().map(|segment| segment.routes.len()).sum(),
             refused_macs: *refused_macs,
+            refused_groups: groups.refused(),
             refused_routes: *refused_routes,
             refused_changes: *refused_changes,
         }
@@ -676,9 +626,9 @@ mod tests {
 
     #[test]
     fn a_vtep_is_a_remote_while_something_refers_to_it() {
-        let (mut segment, groups) = (ExternalSegment::default(), HashMap::new());
-        let set_mac = |segment: &mut ExternalSegment, n, vtep: Option<IpAddr>| {
-            segment.set_mac(mac(n), vtep.map(ExternalPlace::Vtep), &groups).0
+        let (mut segment, mut groups) = (ExternalSegment::default(), Groups::default());
+        let mut set_mac = |segment: &mut ExternalSegment, n, vtep: Option<IpAddr>| {
+            segment.set_mac(5, mac(n), vtep.map(ExternalPlace::Vtep), &mut groups)
         };
         assert!(!segment.set_flood(vtep(2), false));
         assert!(segment.set_flood(vtep(2), true) && !segment.set_flood(vtep(2), true));
@@ -703,50 +653,26 @@ mod tests {
         assert!(external.segments[&5].remotes.is_empty(), "nothing refers to the group");
         let set_mac = |external: &mut External, n, place| {
             let External { segments, groups, .. } = external;
-            segments.get_mut(&5).unwrap().set_mac(mac(n), place, &groups.members)
+            segments.get_mut(&5).unwrap().set_mac(5, mac(n), place, groups)
         };
         let (ten, eleven) = (Some(ExternalPlace::Group(10)), Some(ExternalPlace::Group(11)));
-        assert_eq!(set_mac(&mut external, 1, ten), (true, true));
-        assert_eq!(set_mac(&mut external, 2, ten), (false, false), "the second address");
-        assert_eq!(set_mac(&mut external, 3, Some(ExternalPlace::Vtep(vtep(3)))), (false, false));
+        assert!(set_mac(&mut external, 1, ten));
+        assert!(!set_mac(&mut external, 2, ten), "the second address");
+        assert!(!set_mac(&mut external, 3, Some(ExternalPlace::Vtep(vtep(3)))));
         assert_eq!(all(&external.segments[&5]), [(vtep(2), false, 1), (vtep(3), false, 2)]);
         external.set_group(10, members(&[3, 4]));
         assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 2), (vtep(4), false, 1)]);
         assert_eq!(std::mem::take(&mut external.changed), HashSet::from([5]));
         // A group that is not known yet.
-        assert_eq!(set_mac(&mut external, 1, eleven), (false, true));
-        assert_eq!(set_mac(&mut external, 2, None), (true, true));
+        assert!(!set_mac(&mut external, 1, eleven));
+        assert!(set_mac(&mut external, 2, None), "nothing uses the first group");
         assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 1)]);
         external.set_group(11, members(&[2]));
         assert_eq!(all(&external.segments[&5]), [(vtep(2), false, 1), (vtep(3), false, 1)]);
         external.set_group(11, Vec::new());
         assert_eq!(all(&external.segments[&5]), [(vtep(3), false, 1)]);
-        assert_eq!(set_mac(&mut external, 1, None), (false, true));
+        assert!(!set_mac(&mut external, 1, None));
         assert_eq!(external.segments[&5].groups.len(), 0);
-    }
-
-    #[test]
-    fn indices_of_groups_are_free_one_update_later() {
-        let mut groups = Groups::default();
-        groups.members.extend([(10, vec![(vtep(2), 1), (vtep(3), 3)]), (11, vec![(vtep(2), 1)])]);
-        let remote = |vni: u32, vtep: IpAddr| {
-            let IpAddr::V4(vtep) = vtep else { return None };
-            Some(vni * 100 + u32::from(vtep.octets()[3]))
-        };
-        let used = |all: &[(u32, u32)]| -> HashSet<(u32, u32)> { all.iter().copied().collect() };
-        assert!(groups.update(used(&[(1, 10)]), remote));
-        assert!(!groups.update(used(&[(1, 10)]), remote), "nothing changed");
-        let share = Arc::clone(&groups.shares[0]);
-        assert_eq!((share.buckets_of(102) * 3, share.buckets_of(104)), (share.buckets_of(103), 0));
-        // Another group takes another index, although that of the first becomes free. Then nothing has a share of it.
-        assert!(groups.update(used(&[(2, 11)]), remote));
-        assert_eq!((groups.indices[&(2, 11)], groups.shares.len(), groups.shares[0].select(7)), (1, 2, NO_ROUTE));
-        assert_eq!(groups.shares[1].select(7), 202);
-        assert!(groups.update(used(&[(2, 11), (1, 11)]), remote));
-        assert_eq!((groups.indices[&(1, 11)], groups.shares.len(), groups.shares[0].select(7)), (0, 2, 102));
-        // Without remotes, frames have no member to go to.
-        assert!(groups.update(used(&[(2, 11)]), |_, _| None));
-        assert_eq!(groups.shares[1].select(7), NO_ROUTE);
     }
 
     #[test]
@@ -773,5 +699,16 @@ mod tests {
         all.macs.insert((2, mac(1)), None);
         all.retain(|vni| vni == 2);
         assert_eq!((all.len(), all.macs.len(), all.groups.len()), (2, 1, 1), "a group belongs to no VNI");
+
+        // A group goes behind the addresses that leave it, and others come before their addresses.
+        let mut changes = ExternalChanges::default();
+        changes.groups.extend([(10, Vec::new()), (11, vec![(vtep(3), 1)])]);
+        changes.macs.extend((1..5).map(|n| ((1, mac(n)), Some(ExternalPlace::Group(11)))));
+        let parts: Vec<(Vec<u32>, usize)> = std::iter::from_fn(|| {
+            let part = changes.take(2);
+            (!part.is_empty()).then(|| (part.groups.keys().copied().collect(), part.macs.len()))
+        })
+        .collect();
+        assert_eq!(parts, [(vec![11], 1), (vec![], 2), (vec![10], 1)]);
     }
 }

@@ -1,7 +1,5 @@
 //! The tables of a gateway for operators.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 use wirepath_flow::Ports;
 use wirepath_pmd::port::PortId;
@@ -11,10 +9,11 @@ use super::bindings::BindingOrigin;
 use super::config::{SegmentConfig, SegmentControl};
 use super::control::GatewayControl;
 use super::filter;
+use super::groups::RemoteGroups;
 use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
-use crate::route::{NetworkPrefix, NextHopGroup};
+use crate::route::NetworkPrefix;
 use crate::rules::offload::Placement;
 use crate::table::FdbEntry;
 
@@ -164,9 +163,9 @@ impl GatewayControl {
         match table.name {
             "segments" => page.extend(0..self.config().segments.len(), |index| self.segment_row(index, plane)),
             "fdb" => {
-                let (now, groups) = (plane.seconds(), self.external.groups());
+                let now = plane.seconds();
                 // The closure borrows all but the writer of the table, which walks the slots.
-                let Self { fdb, config, layout, list, places, move_damping, .. } = self;
+                let Self { fdb, config, layout, list, places, move_damping, external, .. } = self;
                 page.extend_from(fdb.slots_from(page.cursor()), |entry| {
                     let entry: FdbEntry = entry?;
                     let to = Destination::unpack(entry.destination);
@@ -183,7 +182,7 @@ impl GatewayControl {
                     let name = segment.map(|segment| segment.name.clone());
                     let age = entry.seen.filter(|_| !entry.external).map(|seen| now.saturating_sub(seen));
                     let mac = entry.key.mac().to_string();
-                    let to = place_name(layout, list, &groups, to, plane);
+                    let to = place_name(layout, list, external.groups(), to, plane);
                     Some(vec![name.into(), mac.into(), to.into(), kind.into(), age.into()])
                 });
             }
@@ -295,7 +294,7 @@ impl GatewayControl {
 
     /// Describes the place of an address, for the log.
     pub(super) fn place_name(&self, place: Destination, plane: &ControlPlane) -> String {
-        place_name(&self.layout, &self.list, &self.external.groups(), place, plane).unwrap_or_default()
+        place_name(&self.layout, &self.list, self.external.groups(), place, plane).unwrap_or_default()
     }
 
     fn segment_row(&self, index: usize, plane: &ControlPlane) -> Row {
@@ -336,7 +335,7 @@ impl GatewayControl {
 fn place_name(
     layout: &Layout,
     remotes: &[Remote],
-    groups: &[Arc<NextHopGroup>],
+    groups: &RemoteGroups,
     place: Destination,
     plane: &ControlPlane,
 ) -> Option<String> {
@@ -348,8 +347,8 @@ fn place_name(
         Destination::Router => Some("router".to_owned()),
         Destination::Remote(index) => remote(index),
         Destination::Group(index) => {
-            let members: Vec<String> =
-                (groups.get(index as usize)?.members().iter()).filter_map(|member| remote(member.next_hop)).collect();
+            let members = groups.members(index).iter();
+            let members: Vec<String> = members.filter_map(|member| remote(member.next_hop)).collect();
             Some(members.join(", "))
         }
     }

@@ -54,6 +54,7 @@ mod encap;
 mod external;
 mod filter;
 mod flood;
+mod groups;
 mod headers;
 mod host;
 pub mod kinds;
@@ -84,7 +85,8 @@ pub mod underlay;
 
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel, TunnelPlacement};
-pub use external::{ExternalChanges, ExternalGroup, ExternalPlace, ExternalStats, LocalAddress, LocalBinding};
+pub use external::{ExternalChanges, ExternalPlace, ExternalStats, LocalAddress, LocalBinding};
+pub use groups::ExternalGroup;
 pub use learned::LearnedRemoteStats;
 pub use learning::{AttachmentRules, LearnRules};
 pub use move_damping::MoveLimits;

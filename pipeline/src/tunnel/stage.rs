@@ -15,13 +15,14 @@ use wirepath_wire::{EtherType, Parser, Tag, Tunnels, vlan};
 
 use super::bindings::{Claim, PublishedBindings};
 use super::encap::quick_flow;
+use super::groups::RemoteGroups;
 use super::headers::VLAN_TAG_LEN;
 use super::known_outer::KnownTunnels;
 use super::outer_fragments::FragmentIds;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::reassembly::EXPIRY_INTERVAL;
 use super::router::{Hops, RouteScratch, RouterTag};
-use super::tables::{Attachment, Layout, Remotes};
+use super::tables::{Attachment, Destination, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
 use crate::route::RouteTables;
 use crate::table::{Fdb, Key, NO_DESTINATION};
@@ -87,7 +88,9 @@ pub struct GatewayTables {
     pub layout: Arc<Shared<Arc<Layout>>>,
     /// Remotes.
     pub remotes: Arc<Shared<Remotes>>,
-    /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
+    /// Groups of remotes.
+    pub(super) groups: Arc<Shared<RemoteGroups>>,
+    /// Forwarding entries; their destinations are [`Destination`]s.
     pub fdb: Arc<Fdb>,
     /// Routes of all VRFs; their values are indices of hops.
     pub(super) routes: crate::sync::Arc<RouteTables>,
@@ -115,10 +118,19 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids } =
-            self;
-        let layout = layout.read(guard);
-        View { layout, remotes, fdb, routes, hops, bindings, claims, known_hosts, expected_replies, fragment_ids }
+        View {
+            layout: self.layout.read(guard),
+            remotes: &self.remotes,
+            groups: &self.groups,
+            fdb: &self.fdb,
+            routes: &self.routes,
+            hops: &self.hops,
+            bindings: &self.bindings,
+            claims: &self.claims,
+            known_hosts: &self.known_hosts,
+            expected_replies: &self.expected_replies,
+            fragment_ids: &self.fragment_ids,
+        }
     }
 }
 
@@ -127,6 +139,7 @@ impl GatewayTables {
 pub(super) struct View<'g> {
     pub(super) layout: &'g Layout,
     pub(super) remotes: &'g Shared<Remotes>,
+    pub(super) groups: &'g Shared<RemoteGroups>,
     pub(super) fdb: &'g Fdb,
     pub(super) routes: &'g RouteTables,
     pub(super) hops: &'g Shared<Hops>,
@@ -135,6 +148,17 @@ pub(super) struct View<'g> {
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
     pub(super) fragment_ids: &'g FragmentIds,
+}
+
+impl View<'_> {
+    /// Returns the member of a group for a flow. Other destinations, and groups without members, stay as they are.
+    #[inline(always)]
+    pub(super) fn choose(&self, context: &Context<'_>, destination: Destination, entropy: u32) -> Destination {
+        match destination {
+            Destination::Group(_) => self.groups.read(context.guard()).choose(destination, entropy),
+            other => other,
+        }
+    }
 }
 
 /// The gateway stage of one worker.

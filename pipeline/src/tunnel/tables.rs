@@ -25,7 +25,6 @@ use super::router::{Interface, interfaces};
 use super::storm_control::{StormControl, StormLimits};
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
-use crate::route::{NO_ROUTE, NextHopGroup};
 use crate::token_bucket::TokenBucket;
 
 /// Tunnel packets of unknown VTEPs per second and segment that the control thread gets, and their burst.
@@ -40,7 +39,7 @@ pub enum Destination {
     Attachment(u32),
     /// Index in [`Remotes::list`].
     Remote(u32),
-    /// Index in [`Remotes::groups`]: several remotes that share the flows.
+    /// Index of a group of remotes that share the flows.
     Group(u32),
     /// The router of the segment.
     Router,
@@ -63,6 +62,12 @@ impl Destination {
             Self::Group(index) => index | Self::GROUP,
             Self::Router => Self::ROUTER,
         }
+    }
+
+    /// Returns whether a value made by [`Self::pack`] is a group.
+    #[inline(always)]
+    pub(super) const fn is_packed_group(value: u32) -> bool {
+        value & !(Self::GROUP - 1) == Self::GROUP
     }
 
     /// Decodes a value made by [`Self::pack`].
@@ -673,8 +678,6 @@ impl Remote {
 pub struct Remotes {
     /// Remotes in configuration order, followed by the learned ones.
     pub list: Vec<Remote>,
-    /// Groups of remotes that share the flows to an address. Their next hops are indices of the list.
-    pub(super) groups: Arc<Vec<Arc<NextHopGroup>>>,
     /// True if the NIC may have decapsulated packets. Such packets carry a mark.
     pub decapsulated_by_nic: bool,
     /// Remotes by identifier of the segment and address.
@@ -691,29 +694,6 @@ impl Remotes {
             Destination::Remote(index) if destination != crate::table::NO_DESTINATION => self.list.get(index as usize),
             _ => None,
         }
-    }
-
-    /// Returns the remote of a packed [`Destination`] for a flow; `None` if the destination is neither a remote nor a
-    /// group with members.
-    #[inline(always)]
-    pub(super) fn of_flow(&self, destination: u32, entropy: u32) -> Option<&Remote> {
-        if destination & !(Destination::GROUP - 1) != Destination::GROUP {
-            return self.of_destination(destination);
-        }
-        match self.choose(Destination::unpack(destination), entropy) {
-            Destination::Remote(index) => self.list.get(index as usize),
-            _ => None,
-        }
-    }
-
-    /// Returns the member of a group for a flow. Other destinations, and groups without members, stay as they are.
-    #[inline(always)]
-    pub(super) fn choose(&self, destination: Destination, entropy: u32) -> Destination {
-        let Destination::Group(index) = destination else { return destination };
-        // The source port depends on the upper bits. Members would else get ports of a part of the range only, and
-        // routers on the way could not spread their packets.
-        let member = self.groups.get(index as usize).map_or(NO_ROUTE, |group| group.select(entropy.rotate_left(16)));
-        if member == NO_ROUTE { destination } else { Destination::Remote(member) }
     }
 
     /// Returns whether there are so many remotes that it pays to prefetch them.
@@ -749,7 +729,7 @@ impl Remotes {
             Some(((id(remote.segment).sid?, remote.address), found))
         };
         let sources_by_sid = used.filter_map(by_sid).collect();
-        Self { list, groups: Arc::default(), decapsulated_by_nic: false, sources, sources_by_sid }
+        Self { list, decapsulated_by_nic: false, sources, sources_by_sid }
     }
 
     /// Returns the remote with this segment and outer source address.

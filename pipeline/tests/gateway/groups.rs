@@ -8,7 +8,7 @@ use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_pipeline::tunnel::{ExternalChanges, ExternalPlace};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, ethernet, ipv4, parse, udp};
 
-use crate::lab::{FAR, HOST, LAN, Lab, PEER, WAN, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, US, WAN, vxlan};
 
 const GROUP: u32 = 10;
 const FLOWS: u16 = 2000;
@@ -19,11 +19,15 @@ fn vtep(n: u8) -> IpAddr {
 
 /// Returns a datagram of one of many flows.
 fn datagram(dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
+    datagram_to(Ipv4Addr::new(192, 0, 2, 9), dst, src, flow)
+}
+
+fn datagram_to(to: Ipv4Addr, dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
     let mut out = vec![0; 14 + 20 + 8 + 18];
     ethernet::Repr { dst, src, ethertype: EtherType::IPV4 }.emit(&mut out).unwrap();
     let header = ipv4::Repr {
         src: Ipv4Addr::new(192, 0, 2, 1),
-        dst: Ipv4Addr::new(192, 0, 2, 9),
+        dst: to,
         protocol: IpProtocol::UDP,
         payload_len: 26,
         ttl: 64,
@@ -38,7 +42,10 @@ fn datagram(dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
 
 /// Returns a gateway with a segment of the kernel, and an underlay in which all VTEPs answer.
 fn lab() -> Lab {
-    let mut lab = Lab::new("control = 'kernel'");
+    connect(Lab::new("control = 'kernel'"))
+}
+
+fn connect(mut lab: Lab) -> Lab {
     let addresses = (2..9).map(|n| format!("10.9.0.{n}/24").parse().unwrap()).collect();
     lab.peer = Some(UnderlayHost::new(Addresses { mac: PEER, addresses, gateways: vec![] }));
     lab.settle();
@@ -68,6 +75,10 @@ fn put_behind(lab: &mut Lab, mac: MacAddr, place: Option<ExternalPlace>) {
 /// Sends a frame of each flow. Returns the VTEP and the outer source port of each flow that left.
 fn spread(lab: &mut Lab, dst: MacAddr, flows: u16, together: bool) -> BTreeMap<u16, (IpAddr, u16)> {
     let frames: Vec<Vec<u8>> = (0..flows).map(|flow| datagram(dst, HOST, flow)).collect();
+    spread_frames(lab, &frames, together)
+}
+
+fn spread_frames(lab: &mut Lab, frames: &[Vec<u8>], together: bool) -> BTreeMap<u16, (IpAddr, u16)> {
     let mut sent = Vec::new();
     for part in frames.chunks(if together { 128 } else { 1 }) {
         lab.send_all(LAN, part.iter().map(Vec::as_slice));
@@ -165,4 +176,29 @@ fn addresses_may_come_before_their_group() {
     }
     set_members(&mut lab, &[(2, 1)]);
     assert_eq!((lab.control.external_stats().groups, lab.rows("remotes").len()), (0, 0));
+}
+
+/// A router behind a group of VTEPs, to which a route leads.
+#[test]
+fn routed_flows_are_shared_too() {
+    let text = "[[segment]]\nname = 'one'\naddresses = ['10.1.0.1/24']\nports = [{ port = 'lan' }]\n\
+                [[segment]]\nname = 'transit'\nvni = 42\nvrf = 'default'\ncontrol = 'kernel'\n\
+                [[vrf]]\nname = 'default'\n";
+    let mut lab = connect(Lab::of_segments("", text));
+    let mut changes = ExternalChanges::default();
+    changes.routes.insert((42, "10.3.0.0/16".parse().unwrap()), vec![FAR]);
+    changes.macs.insert((42, FAR), Some(ExternalPlace::Group(GROUP)));
+    apply(&mut lab, changes);
+    set_members(&mut lab, &[(2, 1), (3, 1)]);
+    set_members(&mut lab, &[(2, 1), (3, 1)]);
+    // Many flows to one destination, and many destinations.
+    let to = |flow: u16| Ipv4Addr::new(10, 3, 0, if flow < 500 { 5 } else { (flow % 200) as u8 });
+    let frames: Vec<Vec<u8>> = (0..1000).map(|flow| datagram_to(to(flow), US, HOST, flow)).collect();
+    let flows = spread_frames(&mut lab, &frames, true);
+    assert_eq!(flows.len(), 1000, "{:?}", lab.stepped.drops());
+    for n in [2, 3] {
+        let to_one = flows.iter().filter(|(flow, it)| **flow < 500 && it.0 == vtep(n)).count();
+        assert!(to_one.abs_diff(250) < 50 && share(&flows, n).abs_diff(500) < 80, "{n}: {to_one} {}", share(&flows, n));
+    }
+    assert!(spread_frames(&mut lab, &frames[..100], false).iter().all(|(flow, to)| flows[flow] == *to));
 }

@@ -73,6 +73,9 @@ const NHA_ID: u16 = 1;
 const NHA_GROUP: u16 = 2;
 const NHA_GATEWAY: u16 = 6;
 const NHA_FDB: u16 = 11;
+const NHA_OP_FLAGS: u16 = 14;
+/// Reserved fields of `struct nexthop_grp` are zero where they have no meaning.
+const NHA_OP_FLAG_RESP_GRP_RESVD_0: u32 = 1 << 31;
 /// Length of `struct nexthop_grp`.
 const NEXTHOP_GRP: usize = 8;
 
@@ -425,6 +428,8 @@ fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed
     let is_fdb = !removed && attributes.find(NHA_FDB).is_some();
     let to = match (attributes.find(NHA_GROUP), attributes.find(NHA_GATEWAY)) {
         (Some(members), _) if is_fdb => {
+            let flags = attributes.find(NHA_OP_FLAGS).and_then(|value| read_u32(value, 0)).unwrap_or(0);
+            let read_member = |member| read_member(member, flags & NHA_OP_FLAG_RESP_GRP_RESVD_0 != 0);
             let members = members.chunks_exact(NEXTHOP_GRP).take(MAX_HOPS);
             Some(NexthopTarget::Group(members.filter_map(read_member).collect()))
         }
@@ -435,9 +440,10 @@ fn read_nexthop(removed: bool, body: &[u8]) -> Result<Option<Message>, Malformed
 }
 
 /// Reads `struct nexthop_grp` (linux/nexthop.h), whose weight is one less than that of the member. Linux before 6.12
-/// has no upper byte of the weight and sends zero.
-fn read_member(member: &[u8]) -> Option<(u32, u16)> {
-    let weight = u16::from_be_bytes([*member.get(5)?, *member.get(4)?]);
+/// has no upper byte of the weight, and older kernels leave anything there. A flag tells whether the byte counts.
+fn read_member(member: &[u8], has_upper_byte: bool) -> Option<(u32, u16)> {
+    let upper = if has_upper_byte { *member.get(5)? } else { 0 };
+    let weight = u16::from_be_bytes([upper, *member.get(4)?]);
     Some((read_u32(member, 0)?, weight.saturating_add(1)))
 }
 
@@ -631,10 +637,10 @@ mod tests {
         }
         members.push(9);
         let group: (u16, &[u8]) = (NHA_GROUP, &members);
-        assert_eq!(
-            read(RTM_NEWNEXTHOP, &[id, group, fdb]),
-            is(7, Some(NexthopTarget::Group(vec![(1, 1), (2, 261), (3, u16::MAX)])))
-        );
+        let flags: (u16, &[u8]) = (NHA_OP_FLAGS, &NHA_OP_FLAG_RESP_GRP_RESVD_0.to_ne_bytes());
+        let of = |weights: [u16; 3]| is(7, Some(NexthopTarget::Group((1..).zip(weights).collect())));
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, group, fdb, flags]), of([1, 261, u16::MAX]));
+        assert_eq!(read(RTM_NEWNEXTHOP, &[id, group, fdb]), of([1, 5, 256]), "the upper byte may be anything");
         assert_eq!(read(RTM_DELNEXTHOP, &[id, group, fdb]), is(7, None), "removed");
         assert_eq!(read(RTM_NEWNEXTHOP, &[id, vtep]), is(7, None), "of routes");
         assert_eq!(read(RTM_NEWNEXTHOP, &[vtep, fdb]), Err(Malformed), "no number");

@@ -411,6 +411,12 @@ impl Mirror {
             Some(to) => self.nexthops.insert(*id, Seen { value: to.clone(), dump: self.dump }),
             None => self.nexthops.remove(id),
         };
+        if to.is_none() {
+            for (device, mac) in self.users.remove(id).unwrap_or_default() {
+                let nexthop = Some(*id);
+                self.apply_tunnel(TunnelEntry { removed: true, device, mac, vtep: None, nexthop, vni: None });
+            }
+        }
         let old = old.map(|old| old.value);
         if old == *to {
             return;
@@ -429,12 +435,6 @@ impl Mirror {
         self.report_group(*id);
         let groups: Vec<u32> = self.member_of.get(id).into_iter().flatten().copied().collect();
         groups.into_iter().for_each(|group| self.report_group(group));
-        if to.is_none() {
-            for (device, mac) in self.users.remove(id).unwrap_or_default() {
-                let nexthop = Some(*id);
-                self.apply_tunnel(TunnelEntry { removed: true, device, mac, vtep: None, nexthop, vni: None });
-            }
-        }
     }
 
     /// Reports the VTEPs of a nexthop object. A group in a group has none, as in the kernel.
@@ -1104,6 +1104,10 @@ mod tests {
             (of_groups, mirror.users.len(), mirror.tunnel_entries)
         };
         assert_eq!(left(&mirror), ((0, 0, 0), 0, 0));
+        // Entries of an object that no message was about, as after a loss.
+        facts[..5].iter().for_each(|message| mirror.apply(message));
+        mirror.apply(&nexthop(10, None));
+        assert_eq!((mirror.users.len(), mirror.tunnel_entries), (0, 0));
         // The group is removed with its entries.
         facts.iter().for_each(|message| mirror.apply(message));
         mirror.apply(&nexthop(10, None));

@@ -281,7 +281,7 @@ impl Evpn {
                 addresses.written.into(),
                 addresses.removed.into(),
                 (macs.refused + addresses.refused).into(),
-                (status.mirror.refused + stats.refused_macs).into(),
+                (status.mirror.refused + stats.refused_macs + stats.refused_groups as u64).into(),
                 self.applied.into(),
                 stats.refused_routes.into(),
                 status.nexthops.into(),

@@ -626,13 +626,13 @@ impl GatewayControl {
                 _ => false,
             });
         }
-        self.external.remotes_changed();
+        self.external.groups_mark_all();
+        self.update_external_groups();
         self.update_lost_routers();
     }
 
-    /// Takes remotes that are out, and routers behind them, from groups, and puts others back.
+    /// Takes routers behind remotes that are out from groups of next hops, and puts others back.
     pub(in crate::tunnel) fn update_lost_routers(&mut self) {
-        self.update_external_groups();
         let mut lost = self.bfd.lost_routers(&self.config, &self.places);
         if !self.bfd.out.is_empty() {
             lost.extend(self.lost_external_routers());

@@ -596,6 +596,13 @@ impl<'v> View<'v> {
             };
         }
         fdb.lookup_batch(&targets.keys[..next_hops], &mut targets.places[..next_hops]);
+        // Members of a group of remotes take flows, not targets.
+        if targets.places[..next_hops].iter().any(|place| Destination::is_packed_group(*place)) {
+            let places = &targets.places;
+            let is_group = |at: u8| places.get(usize::from(at)).is_some_and(|it| Destination::is_packed_group(*it));
+            targets.next_hop[..n].iter_mut().filter(|at| is_group(**at)).for_each(|at| *at = BY_FLOW);
+        }
+        let groups = self.groups.read(guard);
 
         let worker = *worker;
         let flow_of = |packet: &Packet| {
@@ -625,7 +632,8 @@ impl<'v> View<'v> {
                         if let Some(Hop::Neighbour(segment, mac)) =
                             self.find_route(context, interface.vrf, address, entropy)
                             && let key = Key::new(segment, mac)
-                            && let Some(leg) = self.leg(remotes, key, fdb.lookup(key))
+                            && let place = groups.choose_packed(fdb.lookup(key), entropy)
+                            && let Some(leg) = self.leg(remotes, key, place)
                         {
                             all.add(self.send_run::<A, AT>(worker, parser, packets, &[at], valid >> j, &leg));
                         }

@@ -288,7 +288,7 @@ impl<'v> View<'v> {
         let Some(out) = self.interface(segment) else { return context.drop(packet, DropReason::NoSegment) };
         let key = Key::new(segment, mac);
         let to = Some(self.fdb.table(context.guard()).lookup(key)).filter(|to| *to != NO_DESTINATION);
-        let to = to.map(|to| remotes.choose(Destination::unpack(to), flow.entropy));
+        let to = to.map(|to| self.choose(context, Destination::unpack(to), flow.entropy));
         let most = self.longest_frame_to(remotes, to).min(out.mtu + ETHERNET_LEN);
         if packet.len() > most && longest_frame(&packet) > most {
             if may_be_fragmented(&packet, &routed.layers) {
@@ -386,7 +386,7 @@ impl<'v> View<'v> {
         let found = self.fdb.table(context.guard()).lookup(Key::new(segment, dst));
         let flow = Flow::from_frame(packet.data(), packet.len(), &state.parser);
         let is_known = dst.is_unicast() && found != NO_DESTINATION;
-        let to = is_known.then(|| remotes.choose(Destination::unpack(found), flow.entropy));
+        let to = is_known.then(|| self.choose(context, Destination::unpack(found), flow.entropy));
         self.send_in_segment(state, context, remotes, packet, segment, to, flow);
     }
 
