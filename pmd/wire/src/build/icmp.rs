@@ -22,7 +22,7 @@ pub enum NoReply {
     NotIp,
     /// The packet is itself an ICMP error.
     IsError,
-    /// A fragment other than the first.
+    /// An IPv4 fragment other than the first.
     LaterFragment,
     /// Sent to a group, or from an address that does not belong to a single host.
     NotUnicast,
@@ -39,7 +39,7 @@ impl fmt::Display for NoReply {
         f.write_str(match self {
             NoReply::NotIp => "not an IP packet of the right version",
             NoReply::IsError => "an ICMP error never causes another",
-            NoReply::LaterFragment => "later fragments get no reply",
+            NoReply::LaterFragment => "later fragments of IPv4 get no reply",
             NoReply::NotUnicast => "sent to a group, or not from a single host",
             NoReply::MayFragment => "the packet can be fragmented instead",
             NoReply::NotEcho => "not a valid echo request",
@@ -118,9 +118,6 @@ pub fn icmp_error(
     from: IpAddr,
     error: IcmpError,
 ) -> Result<usize, NoReply> {
-    if layers.is_later_fragment() {
-        return Err(NoReply::LaterFragment);
-    }
     // The labels of the reverse path are unknown.
     if layers.has_labels() || !layers.has_ethernet() {
         return Err(NoReply::NotIp);
@@ -155,6 +152,10 @@ fn error4(
     from: Ipv4Addr,
     error: IcmpError,
 ) -> Result<usize, NoReply> {
+    // RFC 4443 section 2.4 (e) has no such rule.
+    if layers.is_later_fragment() {
+        return Err(NoReply::LaterFragment);
+    }
     let h = layers.ipv4_header(head).ok_or(NoReply::NotIp)?;
     let src = Ipv4Addr::from_octets(crate::field::get::<12, 4, 20>(h));
     let dst = Ipv4Addr::from_octets(crate::field::get::<16, 4, 20>(h));

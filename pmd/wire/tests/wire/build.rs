@@ -370,6 +370,29 @@ fn too_big_is_suppressed_for_groups_and_without_df() {
     assert_eq!(answer(&|f| f[12..14].fill(0x55)), Err(NoReply::NotIp));
 }
 
+/// RFC 4443 excludes no fragments. A router must report each packet that is too big (RFC 4443 section 3.2).
+#[test]
+fn later_fragments_of_ipv6_get_errors() {
+    let mut frame = ip_packet(true, 100, &[]);
+    let l3 = 14;
+    // A Fragment header with an offset of 800 bytes.
+    let protocol = std::mem::replace(&mut frame[l3 + 6], 44);
+    frame.splice(l3 + 40..l3 + 40, [protocol, 0, 3, 0x20, 0, 0, 0, 7]);
+    let len = (frame.len() - l3 - 40) as u16;
+    frame[l3 + 4..l3 + 6].copy_from_slice(&len.to_be_bytes());
+    let layers = *parse(&frame).unwrap().outer();
+    assert!(layers.is_later_fragment());
+    let from = "2001:db8::ff".parse().unwrap();
+    for (error, kind) in [(IcmpError::TooBig(1280), 2), (IcmpError::HostUnreachable, 1)] {
+        let mut out = [0u8; 1400];
+        let n = build::icmp_error(&mut out, &frame, &layers, A, from, error).unwrap();
+        let answer = parse(&out[..n]).unwrap();
+        let icmp = answer.outer().icmpv6(&out[..n]).unwrap();
+        assert_eq!(icmp.kind().0, kind);
+        assert_eq!(&icmp.payload()[4..], &frame[l3..], "the whole fragment");
+    }
+}
+
 #[test]
 fn errors_have_their_types_and_codes() {
     let errors = [
