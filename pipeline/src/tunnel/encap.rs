@@ -20,7 +20,7 @@ use wirepath_wire::{EtherType, IpProtocol, MacAddr};
 
 use super::config::InnerVlans;
 use super::groups::RemoteGroups;
-use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
+use super::headers::{ETHERNET_LEN, QuoteRoom, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
 use super::mss::find_handshakes;
 use super::report::{STAGE, report_next_hop};
 use super::stage::{
@@ -605,7 +605,9 @@ impl View<'_> {
         packet: &Packet,
         max_frame: usize,
     ) -> Option<Packet> {
-        let frame = packet.data();
+        // Copies of a long frame share all but its first bytes.
+        let mut room = QuoteRoom::new();
+        let frame = room.quote(packet);
         let layers = state.parser.parse_stack(frame, 0, packet.len()).ok()?;
         let (_, from) = layers.ip_addresses(frame)?;
         let mac = MacAddr(*frame.first_chunk()?);
@@ -614,8 +616,8 @@ impl View<'_> {
             return None;
         }
         let mut message = state.pool.take()?;
-        let room = message.append(max_icmp_error_len(&layers).min(message.tailroom()))?;
-        let len = icmp_error(room, frame, &layers, mac, from, IcmpError::TooBig(mtu)).ok()?;
+        let out = message.append(max_icmp_error_len(&layers).min(message.tailroom()))?;
+        let len = icmp_error(out, frame, &layers, mac, from, IcmpError::TooBig(mtu)).ok()?;
         message.truncate(len);
         message.set_in_port(packet.in_port());
         Some(message)

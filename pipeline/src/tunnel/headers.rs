@@ -1,12 +1,33 @@
 //! Lengths of headers, VLAN tags and checksums of packets.
 
 use wirepath_packet::Packet;
-use wirepath_wire::{EtherType, checksum, vlan};
+use wirepath_wire::{EtherType, checksum, ipv6, vlan};
 
 /// Length of an Ethernet header in bytes.
 pub(super) const ETHERNET_LEN: usize = 14;
 /// Length of a VLAN tag in bytes.
 pub(super) const VLAN_TAG_LEN: usize = 4;
+
+/// Length of the longest quote of a packet in an ICMP error (RFC 4443 section 2.4 (c)), with Ethernet and two tags.
+const MAX_QUOTE: usize = ETHERNET_LEN + 2 * VLAN_TAG_LEN + ipv6::MIN_MTU;
+
+/// Room for the start of a packet of several segments.
+pub(super) struct QuoteRoom([u8; MAX_QUOTE]);
+
+impl QuoteRoom {
+    pub(super) fn new() -> Self {
+        Self([0; MAX_QUOTE])
+    }
+
+    /// Returns what an ICMP error can quote of a packet, and the headers in front of it.
+    pub(super) fn quote<'p>(&'p mut self, packet: &'p Packet) -> &'p [u8] {
+        if !packet.is_chain() {
+            return packet.data();
+        }
+        let len = packet.copy_to(&mut self.0);
+        &self.0[..len]
+    }
+}
 
 /// Removes the outermost 802.1Q tag from the metadata or the frame. Returns `None` if there is no such tag.
 #[inline]

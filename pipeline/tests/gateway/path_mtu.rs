@@ -55,6 +55,24 @@ fn send(lab: &mut Lab, v6: bool, len: usize) -> Vec<u8> {
     sent.into_iter().next().unwrap().1
 }
 
+/// An error quotes as much as it has room for (RFC 4443 section 2.4 (c), RFC 1812 section 4.3.2.3). The copies of a
+/// flooded frame share most of it.
+#[test]
+fn an_error_about_a_flooded_frame_quotes_all_that_fits() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2', '10.9.0.5']").with_peer();
+    lab.settle();
+    for (src, dst, header, quoted) in [("fd01::1", "fd01::2", 48, 1280 - 48), ("10.1.0.1", "10.1.0.2", 28, 576 - 28)] {
+        let sent = packet(FAR, HOST, src, dst, 64, IpProtocol::UDP, &udp(1500 - header + 8));
+        lab.send(LAN, &sent);
+        let mut errors = lab.settle();
+        errors.retain(|(port, _)| *port == LAN);
+        assert_eq!(errors.len(), 1, "{:?}", lab.stepped.drops());
+        let error = parse(&errors[0].1).unwrap();
+        let layers = error.outer();
+        assert_eq!(errors[0].1[layers.l4() + 8..layers.end()], sent[14..14 + quoted]);
+    }
+}
+
 pub(crate) fn udp(len: usize) -> Vec<u8> {
     let mut body = vec![0x5a; len];
     wirepath_wire::udp::Repr { src_port: 4000, dst_port: 33434, payload_len: len as u16 - 8 }.emit(&mut body).unwrap();

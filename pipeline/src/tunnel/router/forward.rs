@@ -17,7 +17,7 @@ use super::tables::{Hop, Interface, MAX_LOOKUPS, RouterTag, Unresolved};
 use crate::Context;
 use crate::table::{Key, NO_DESTINATION};
 use crate::tunnel::encap::cut;
-use crate::tunnel::headers::ETHERNET_LEN;
+use crate::tunnel::headers::{ETHERNET_LEN, QuoteRoom};
 use crate::tunnel::report::STAGE;
 use crate::tunnel::stage::{Flow, PuntCode, StageState, View};
 use crate::tunnel::tables::{Destination, Remote, Remotes};
@@ -454,8 +454,9 @@ impl<'v> View<'v> {
             return None;
         }
         let mut message = state.pool.take()?;
-        let room = message.append(max_icmp_error_len(layers).min(message.tailroom()))?;
-        let len = icmp_error(room, packet.data(), layers, routed.interface.mac, from, error).ok()?;
+        let mut room = QuoteRoom::new();
+        let out = message.append(max_icmp_error_len(layers).min(message.tailroom()))?;
+        let len = icmp_error(out, room.quote(packet), layers, routed.interface.mac, from, error).ok()?;
         message.truncate(len);
         message.set_in_port(packet.in_port());
         Some(message)
