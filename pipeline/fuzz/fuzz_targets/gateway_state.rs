@@ -15,4 +15,4 @@ thread_local! {
     static POOL: Pool = model::pool();
 }
 
-fuzz_target!(|data: &[u8]| POOL.with(|pool| model::run(data, pool)));
+fuzz_target!(|data: &[u8]| POOL.with(|pool| _ = model::run(data, pool)));

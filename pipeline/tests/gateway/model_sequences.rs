@@ -2,7 +2,7 @@
 
 use wirepath_packet::Pool;
 
-use crate::model;
+use crate::model::{self, Tally};
 
 /// Sequences of each run.
 const SEQUENCES: u64 = 2000;
@@ -18,16 +18,51 @@ impl Drop for Seed {
     }
 }
 
-fn run(seed: u64, pool: &Pool) {
+fn run(seed: u64, pool: &Pool) -> Tally {
     let _printed = Seed(seed);
     let mut random = fastrand::Rng::with_seed(seed);
     let len = random.usize(20..400);
     let data: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
-    model::run(&data, pool);
+    model::run(&data, pool)
 }
+
+/// Effects that the sequences must reach, and how often at least: about half of what they do.
+const EFFECTS: &[(&str, u64)] = &[
+    ("TTL over IPv4", 100),
+    ("bridged from a port, IPv6", 3000),
+    ("bridged from a tunnel, IPv6", 1000),
+    ("error of a router, IPv4", 1000),
+    ("error of a router, IPv6", 1000),
+    ("hop limit over IPv6", 90),
+    ("link-local address or group", 200),
+    ("packet to a host that has failed", 80),
+    ("routed into a tunnel, IPv4", 200),
+    ("routed into a tunnel, IPv6", 100),
+    ("routed, IPv4", 800),
+    ("routed, IPv6", 600),
+    ("silent host, IPv4", 200),
+    ("silent host, IPv6", 200),
+    ("unresolved neighbour, IPv4", 100),
+    ("unresolved neighbour, IPv6", 100),
+    ("waiting packet that was refused", 300),
+];
 
 #[test]
 fn random_sequences_agree_with_the_model() {
-    let pool = model::pool();
-    (0..SEQUENCES).for_each(|seed| run(seed, &pool));
+    let (pool, mut all) = (model::pool(), Tally::new());
+    // More sequences than those of each run search for what they do not find.
+    let seeds = std::env::var("WIREPATH_MODEL_SEEDS").ok().map(|seeds| {
+        let (first, end) = seeds.split_once("..").expect("FIRST..END");
+        first.parse().expect("a number")..end.parse().expect("a number")
+    });
+    for seed in seeds.clone().unwrap_or(0..SEQUENCES) {
+        for (effect, count) in run(seed, &pool) {
+            *all.entry(effect).or_default() += count;
+        }
+    }
+    let count = |effect: &str| all.get(effect).copied().unwrap_or(0);
+    let rare: Vec<_> = EFFECTS.iter().filter(|(effect, least)| seeds.is_none() && count(effect) < *least).collect();
+    assert!(rare.is_empty(), "rarer than expected: {rare:?} of {all:#?}");
+    let unlisted: Vec<_> = all.keys().filter(|effect| !EFFECTS.iter().any(|(it, _)| it == *effect)).collect();
+    assert!(unlisted.is_empty(), "without a minimum: {unlisted:?} of {all:#?}");
 }

@@ -118,6 +118,16 @@ pub(crate) fn neighbour(network: u8) -> ([IpAddr; 2], MacAddr) {
     (addresses(network, 10), MacAddr([2, 0, 0, 0, 3, network]))
 }
 
+/// Addresses of a host in a network that never answers.
+pub(crate) fn silent_host(network: u8) -> [IpAddr; 2] {
+    addresses(network, 200)
+}
+
+/// Addresses of a network over IPv4 that no host has.
+pub(crate) fn reserved_addresses(network: u8) -> [IpAddr; 2] {
+    [addresses(network, 0)[0], addresses(network, 255)[0]]
+}
+
 /// Place of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {

@@ -6,10 +6,11 @@
 
 mod config;
 mod reference;
+mod steps;
 mod wire;
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use serde_json::Value;
 use wirepath_packet::drops::DropReason;
@@ -21,14 +22,11 @@ use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
 use wirepath_pipeline::{Control, PortInfo, SteppedRuntime, WorkerInfo};
 use wirepath_pmd::port::{Link, PortEvent};
 use wirepath_settings::Source;
-use wirepath_wire::MacAddr;
 
-use config::{
-    Config, NETWORKS, NVGRE, PORTS, REMOTES, SLOTS, addresses, attached, host, neighbour, remote_address, remote_mac,
-    router_addresses,
-};
+use config::{Config, NVGRE, PORTS, REMOTES, SLOTS, attached, neighbour, remote_mac};
+pub(crate) use reference::Tally;
 use reference::{Effects, Model, Out};
-use wire::{Kind, US};
+use wire::US;
 
 const SECOND: u64 = 1_000_000_000;
 /// Time of each step. Workers report a source again after 250 ms.
@@ -55,8 +53,8 @@ pub(crate) fn pool() -> Pool {
     Pool::new("model", 512).expect("memory")
 }
 
-/// Runs the steps that these bytes choose.
-pub(crate) fn run(data: &[u8], pool: &Pool) {
+/// Runs the steps that these bytes choose. Returns the numbers of their effects.
+pub(crate) fn run(data: &[u8], pool: &Pool) -> Tally {
     let mut input = Input(data);
     let config = Config::read(&mut input);
     let mut lab = Lab::new(config, pool);
@@ -66,8 +64,10 @@ pub(crate) fn run(data: &[u8], pool: &Pool) {
         }
         lab.step(&mut input);
     }
+    let tally = std::mem::take(&mut lab.model.tally);
     drop(lab);
     assert_eq!(pool.outstanding(), 0, "buffers that did not return");
+    tally
 }
 
 struct Lab {
@@ -79,6 +79,8 @@ struct Lab {
     remotes: Vec<UnderlayHost>,
     drops: BTreeMap<DropReason, u64>,
     now: u64,
+    /// Port and frames of the last packets to a router.
+    routed: Option<(PortId, Vec<Vec<u8>>)>,
     /// Steps so far, for the message of a failure.
     steps: Vec<String>,
 }
@@ -109,6 +111,7 @@ impl Lab {
             remotes: remotes.into(),
             drops: BTreeMap::new(),
             now: 0,
+            routed: None,
             steps: vec!["start".to_owned()],
         };
         lab.finish(true);
@@ -122,7 +125,7 @@ impl Lab {
         let kind = input.byte();
         // Frames may come before the control thread notices the time. Packets to a router do not: those that need the
         // control thread are sent after it.
-        if kind < 128 || (16..21).contains(&(kind % 32)) {
+        if kind < 128 || (16..23).contains(&(kind % 32)) {
             self.turn();
         }
         let mut is_reload = false;
@@ -131,7 +134,8 @@ impl Lab {
             10..16 => self.tunnel_frame(input),
             16..19 => self.routed_frame(input),
             19..21 => self.routed_tunnel_frame(input),
-            21..26 => {
+            21 | 22 => self.routed_again(input),
+            23..26 => {
                 let seconds = [1, 2, 5, 9, 10, 11, 21, 31, 61, 200, 301][usize::from(input.byte()) % 11];
                 self.note(|| format!("{seconds} seconds"));
                 self.advance(seconds * SECOND);
@@ -144,6 +148,7 @@ impl Lab {
                     1..4 => config.change_route(input),
                     _ => config.change(input),
                 }
+                self.settle();
                 self.reload(config);
             }
             29 => {
@@ -167,13 +172,22 @@ impl Lab {
     fn advance(&mut self, time: u64) {
         self.now += time;
         self.stepped.advance(time);
-        self.model.second = (self.now / SECOND) as u32;
+        self.model.advance_to(self.now);
     }
 
     /// One turn of the control thread.
     fn turn(&mut self) {
         self.stepped.control(&mut self.control);
         self.model.control();
+    }
+
+    /// Waits until no packet waits for a host that does not answer.
+    fn settle(&mut self) {
+        self.finish(false);
+        while self.model.waiting_packets() > 0 {
+            self.advance(SECOND);
+            self.finish(false);
+        }
     }
 
     fn reload(&mut self, config: Config) {
@@ -205,106 +219,6 @@ impl Lab {
         assert!(batch.is_empty());
     }
 
-    /// Sends frames of local hosts in one batch.
-    fn local_frames(&mut self, input: &mut Input<'_>) {
-        let how = input.byte();
-        let (slot, number) = (usize::from(how) % SLOTS.len(), usize::from(how / 12) % 3);
-        let (port, vlan) = attached(slot, number);
-        let mut frames = Vec::new();
-        let kinds = [1, 1, 1, 2, 3][usize::from(how) % 5];
-        for _ in 0..kinds {
-            let (mut frame, count) = inner_frame(input, SLOTS[slot].network, kinds == 1);
-            // Some frames have the tag of another segment, or one that no segment has.
-            let tag = match input.byte() {
-                // The sources of tagged frames are reported behind others where they are bridged with their tag.
-                _ if kinds > 1 && vlan.is_none() => vlan,
-                0..224 => vlan,
-                224..240 => Some(99),
-                _ => attached(1 + slot % 8, 1).1,
-            };
-            if let Some(id) = tag {
-                frame = wire::tagged(&frame, id);
-            }
-            frames.extend(std::iter::repeat_n(frame, count));
-        }
-        let in_metadata = how >= 200;
-        self.note(|| format!("frames at {}: {}", PORTS[usize::from(port)], describe(&frames)));
-        frames.iter().for_each(|frame| self.model.local(port, frame));
-        self.send_with(PortId::new(port), &frames, in_metadata);
-    }
-
-    /// Sends frames of a remote in one batch.
-    fn tunnel_frame(&mut self, input: &mut Input<'_>) {
-        let (how, which) = (input.byte(), input.byte());
-        let slot = usize::from(how) % SLOTS.len();
-        let mut remote = REMOTES[usize::from(how / 12) % 4];
-        let (kind, mut id) = (SLOTS[slot].kind, SLOTS[slot].id);
-        if kind.carries_ip() || self.model.config.segments[slot].is_none() && !has_numbers(kind) {
-            return;
-        }
-        if kind == Kind::Srv6 {
-            remote = REMOTES[2];
-        }
-        if which > 240 && has_numbers(kind) {
-            id = Some(1000);
-        }
-        let mut frames = Vec::new();
-        let kinds = [1, 1, 1, 2, 3][usize::from(which) % 5];
-        for _ in 0..kinds {
-            let (mut frame, count) = inner_frame(input, SLOTS[slot].network, kinds == 1);
-            if which.is_multiple_of(16) {
-                frame = wire::tagged(&frame, 5);
-            }
-            frames.extend(std::iter::repeat_n(frame, count));
-        }
-        self.note(|| format!("{} {id:?} from {}: {}", kind.name(), remote_address(remote), describe(&frames)));
-        frames.iter().for_each(|frame| self.model.tunnel(kind, id, remote, frame));
-        self.send_tunnelled(kind, id, remote, &frames);
-    }
-
-    fn send_tunnelled(&mut self, kind: Kind, id: Option<u32>, remote: u8, payloads: &[Vec<u8>]) {
-        let packet = |it: &Vec<u8>| wire::to_gateway(kind, id, remote_address(remote), remote_mac(remote), it);
-        let packets: Vec<_> = payloads.iter().map(packet).collect();
-        self.send(WAN, &packets);
-    }
-
-    /// Sends packets to the router of a segment, from a local port.
-    fn routed_frame(&mut self, input: &mut Input<'_>) {
-        let how = input.byte();
-        let slot = usize::from(how) % 3;
-        let (port, vlan) = attached(slot, usize::from(how >> 2) % 3);
-        let packet = routed_packet(input, SLOTS[slot].network.unwrap_or(1));
-        let mut frame = wire::ethernet(US, host(how >> 3), wire::ethertype_of(&packet), &packet);
-        if how == 255 {
-            frame = wire::ethernet(US, host(0), 0x88b5, &packet);
-        }
-        if let Some(id) = vlan {
-            frame = wire::tagged(&frame, id);
-        }
-        let frames = vec![frame; 1 + usize::from(how >> 6)];
-        self.note(|| format!("routed frames at {}: {}", PORTS[usize::from(port)], describe(&frames)));
-        frames.iter().for_each(|frame| self.model.local(port, frame));
-        self.send(PortId::new(port), &frames);
-    }
-
-    /// Sends packets to a router, from a tunnel with IP packets.
-    fn routed_tunnel_frame(&mut self, input: &mut Input<'_>) {
-        let how = input.byte();
-        let slot = 10 + usize::from(how) % 2;
-        let Some(remote) = self.model.config.segments[slot].as_ref().map(|it| it.remotes[0]) else { return };
-        let packet = routed_packet(input, 77);
-        let (kind, id) = (SLOTS[slot].kind, SLOTS[slot].id);
-        let packets = vec![packet; 1 + usize::from(how >> 6)];
-        let mut trial = self.model.clone();
-        packets.iter().for_each(|packet| trial.tunnel(kind, id, remote, packet));
-        if trial.is_unknown {
-            return;
-        }
-        self.model = trial;
-        self.note(|| format!("{} from {}: {packets:x?}", kind.name(), remote_address(remote)));
-        self.send_tunnelled(kind, id, remote, &packets);
-    }
-
     /// Runs the control thread and answers ARP and ND until nothing happens, and compares.
     fn finish(&mut self, is_reload: bool) {
         let mut found = Vec::new();
@@ -321,7 +235,8 @@ impl Lab {
             }
             assert!(turn < TURNS, "no end");
             // Resolution and its queues take several turns.
-            if turn >= 2 && !answered && before == found.len() && self.control.waiting_frames() == 0 {
+            let is_at_rest = self.control.waiting_frames() == self.model.waiting_packets();
+            if turn >= 2 && !answered && before == found.len() && is_at_rest {
                 break;
             }
         }
@@ -335,7 +250,7 @@ impl Lab {
         if let Some(tunnelled) = wire::from_gateway(&bytes, nvgre) {
             // ARP and ND of a router, which the remotes do not answer.
             if tunnelled.kind.carries_ip() || !wire::is_resolution(&tunnelled.payload) {
-                found.push(Out::Tunnel(tunnelled));
+                found.push(Out::tunnel(tunnelled));
             }
             return false;
         }
@@ -352,7 +267,7 @@ impl Lab {
     /// Takes a frame that was sent to a local port. Returns true if it was answered.
     fn lan(&mut self, port: PortId, bytes: Vec<u8>, found: &mut Vec<Out>) -> bool {
         if !wire::is_resolution(&bytes) {
-            found.push(Out::Local(port.index() as u16, wire::comparable(bytes)));
+            found.push(Out::local(port.index() as u16, bytes));
             return false;
         }
         let (vlan, request) = wire::untagged(&bytes).map_or((None, bytes), |(vlan, inner)| (Some(vlan), inner));
@@ -381,7 +296,7 @@ impl Lab {
         self.drops = after;
         let found = Effects { out: found, drops };
         let expected = self.model.take_effects();
-        self.check("frames and drops", &found, &expected);
+        self.check("frames and drops", &found.without(&expected), &expected.without(&found));
         let rows = self.fdb_rows();
         let expected = self.model.rows();
         self.check("forwarding database", &rows, &expected);
@@ -396,7 +311,8 @@ impl Lab {
         let expected: Vec<_> = in_use.map(|slot| self.model.stats[slot]).collect();
         self.check("addresses learned, moved and aged", &stats, &expected);
         let balance = self.stepped.balance();
-        self.check("packets in flight", &balance.in_flight(), &0);
+        let waiting = self.model.waiting_packets().try_into().expect("a small number");
+        self.check("packets in flight", &balance.in_flight(), &waiting);
     }
 
     fn rows(&mut self, table: &str) -> Vec<Vec<Value>> {
@@ -446,60 +362,4 @@ fn read(config: &Config) -> GatewayConfig {
     let source = Source::new("model", text.clone());
     let document = source.parse().expect("TOML");
     GatewayConfig::read(&document.settings(), &PORTS).unwrap_or_else(|error| panic!("{error}\n{text}"))
-}
-
-/// Returns whether segments of this kind have identifiers, and an unknown one is dropped as such.
-fn has_numbers(kind: Kind) -> bool {
-    matches!(kind, Kind::Vxlan | Kind::Geneve | Kind::VxlanGpe)
-}
-
-/// Returns a frame between hosts, and how often it is sent. Short frames are alone in their batch: the sources of
-/// others are reported before theirs, which matters if only one can be learned.
-fn inner_frame(input: &mut Input<'_>, network: Option<u8>, is_alone: bool) -> (Vec<u8>, usize) {
-    let (ends, how) = (input.byte(), input.byte());
-    let src = if how >= 250 { MacAddr([3, 0, 0, 0, 0, 9]) } else { host(ends) };
-    let dst = match how % 16 {
-        0..9 => host(ends >> 3),
-        9..12 => MacAddr([0xff; 6]),
-        12 => MacAddr([1, 0, 0x5e, 0, 0, 5]),
-        13 => MacAddr([1, 0x80, 0xc2, 0, 0, how >> 4]),
-        _ => neighbour(network.unwrap_or(1)).1,
-    };
-    let count = [1, 1, 2, 4][usize::from(ends >> 6)];
-    let ip = |mac: MacAddr| addresses(1, 100 + mac.0[5] % 100)[0];
-    let frame = match how >> 4 & 3 {
-        0 => wire::ethernet(dst, src, 0x88b5, &[0x5a; 46]),
-        1 if is_alone => wire::ethernet(dst, src, 0x88b5, &[]),
-        1 | 2 => wire::ethernet(dst, src, wire::IPV4, &wire::datagram(ip(src), ip(dst), 64, 20)),
-        _ => wire::ethernet(dst, src, wire::IPV4, &wire::datagram(ip(src), ip(dst), 64, 700)),
-    };
-    (frame, count)
-}
-
-/// Returns an IP packet that a router has to forward or to refuse.
-fn routed_packet(input: &mut Input<'_>, network: u8) -> Vec<u8> {
-    let (how, to) = (input.byte(), usize::from(input.byte()));
-    let version = to >> 4 & 1;
-    let dst = match to % 10 {
-        number @ 0..3 => neighbour(1 + number as u8).0[version],
-        3 => router_addresses(1)[version],
-        4 => addresses(99, 1)[version],
-        _ => match NETWORKS[to % NETWORKS.len()].0 {
-            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | 0x0101).into(),
-            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | 1).into(),
-        },
-    };
-    let src = addresses(network, 20)[usize::from(dst.is_ipv6())];
-    let ttl = if how >= 240 { 1 } else { 64 };
-    wire::datagram(src, dst, ttl, 20 + usize::from(how >> 5) * 20)
-}
-
-/// Describes frames by their addresses.
-fn describe(frames: &[Vec<u8>]) -> String {
-    let one = |frame: &Vec<u8>| {
-        let ends = (wire::source(frame), wire::destination(frame), wire::ethertype(frame), frame.len());
-        let tag = wire::untagged(frame).map(|(tag, _)| tag);
-        format!("{} to {} type {:04x} of {} bytes, tag {tag:?}", ends.0, ends.1, ends.2, ends.3)
-    };
-    frames.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -4,6 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wirepath_wire::MacAddr;
 
+pub(crate) mod icmp;
+pub(crate) mod packets;
+
+use packets::{ICMPV6, ipv4, ipv6, sum, sum6};
+
 /// Ethernet address of the gateway on the underlay, and of its routers.
 pub(crate) const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const OUR_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
@@ -12,7 +17,7 @@ const OUR_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 1);
 pub(crate) const OUR_SID: Ipv6Addr = Ipv6Addr::new(0xfc00, 1, 0, 0, 0, 0, 0, 0x100);
 
 pub(crate) const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(crate) const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 pub(crate) const VLAN: u16 = 0x8100;
 const ETHERNET: u16 = 0x6558;
@@ -20,7 +25,6 @@ const MPLS: u16 = 0x8847;
 
 const GRE_KEY: u16 = 0x2000;
 
-const ICMPV6: u8 = 58;
 /// Types of neighbour discovery (RFC 4861 section 4).
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
@@ -109,20 +113,6 @@ pub(crate) struct Tunnelled {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Returns the sum of 16-bit words, whose complement is the checksum (RFC 1071).
-fn sum(parts: &[&[u8]]) -> u16 {
-    let mut total = 0u32;
-    for part in parts {
-        for word in part.chunks(2) {
-            total += u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0));
-        }
-    }
-    while total > 0xffff {
-        total = (total >> 16) + (total & 0xffff);
-    }
-    total as u16
-}
-
 fn word(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
@@ -153,67 +143,6 @@ pub(crate) fn ethernet(dst: MacAddr, src: MacAddr, ethertype: u16, content: &[u8
     [&dst.0[..], &src.0, &ethertype.to_be_bytes(), content].concat()
 }
 
-/// Returns an IP packet with a UDP datagram of `len` bytes.
-pub(crate) fn datagram(src: IpAddr, dst: IpAddr, ttl: u8, len: usize) -> Vec<u8> {
-    let mut udp = [&[0x0f, 0xa0, 0x82, 0x9a][..], &(8 + len as u16).to_be_bytes(), &[0, 0], &vec![0x5a; len]].concat();
-    match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4(src, dst, 17, ttl, &udp),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let checksum = !sum6(src, dst, 17, &udp);
-            udp[6..8].copy_from_slice(&if checksum == 0 { 0xffff } else { checksum }.to_be_bytes());
-            ipv6(src, dst, 17, ttl, &udp)
-        }
-        _ => panic!("{src} and {dst} have different versions"),
-    }
-}
-
-/// Returns the sum of a pseudo header (RFC 8200 section 8.1) and of the content behind it.
-fn sum6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, content: &[u8]) -> u16 {
-    let len = (content.len() as u32).to_be_bytes();
-    sum(&[&src.octets(), &dst.octets(), &len, &[0, 0, 0, protocol], content])
-}
-
-fn ipv4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, ttl: u8, content: &[u8]) -> Vec<u8> {
-    let mut header = [0u8; 20];
-    header[0] = 0x45;
-    header[2..4].copy_from_slice(&(20 + content.len() as u16).to_be_bytes());
-    header[6] = 0x40;
-    (header[8], header[9]) = (ttl, protocol);
-    header[12..16].copy_from_slice(&src.octets());
-    header[16..20].copy_from_slice(&dst.octets());
-    let checksum = !sum(&[&header]);
-    header[10..12].copy_from_slice(&checksum.to_be_bytes());
-    [&header, content].concat()
-}
-
-fn ipv6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, hop_limit: u8, content: &[u8]) -> Vec<u8> {
-    let len = content.len() as u16;
-    [&[0x60, 0, 0, 0][..], &len.to_be_bytes(), &[protocol, hop_limit], &src.octets(), &dst.octets(), content].concat()
-}
-
-/// Returns an IP packet as a router forwards it.
-pub(crate) fn forwarded(packet: &[u8]) -> Vec<u8> {
-    let mut packet = packet.to_vec();
-    if ethertype_of(&packet) == IPV6 {
-        packet[7] -= 1;
-        return packet;
-    }
-    packet[8] -= 1;
-    packet[10..12].fill(0);
-    let checksum = !sum(&[&packet[..20]]);
-    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-    packet
-}
-
-/// Returns destination and TTL of an IP packet in a frame.
-pub(crate) fn destination_and_ttl(frame: &[u8]) -> Option<(IpAddr, u8)> {
-    match ethertype(frame) {
-        IPV4 => Some((Ipv4Addr::from_bits(long(frame, 30)).into(), frame[22])),
-        IPV6 => Some((address6(frame, 38).into(), frame[21])),
-        _ => None,
-    }
-}
-
 fn address6(bytes: &[u8], at: usize) -> Ipv6Addr {
     Ipv6Addr::from_octets(*bytes[at..].first_chunk().unwrap())
 }
@@ -240,29 +169,6 @@ pub(crate) fn tagged(frame: &[u8], id: u16) -> Vec<u8> {
 pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, Vec<u8>)> {
     let is_tagged = frame.len() >= 18 && ethertype(frame) == VLAN;
     is_tagged.then(|| (word(frame, 14) & 0xfff, [&frame[..12], &frame[16..]].concat()))
-}
-
-/// Returns the content of an ICMP error to compare: its Ethernet addresses, type and code.
-pub(crate) fn icmp(dst: MacAddr, src: MacAddr, kind: u8, code: u8) -> Vec<u8> {
-    [&dst.0[..], &src.0, b"icmp", &[kind, code]].concat()
-}
-
-/// Replaces an ICMP message in a frame by [`icmp`]. Other frames stay as they are.
-pub(crate) fn comparable(frame: Vec<u8>) -> Vec<u8> {
-    if let Some((id, inner)) = untagged(&frame) {
-        return tagged(&comparable(inner), id);
-    }
-    if frame.len() >= 38 && ethertype(&frame) == IPV4 && frame[23] == 1 {
-        assert_eq!(sum(&[&frame[14..34]]), 0xffff, "checksum of {frame:x?}");
-        return icmp(destination(&frame), source(&frame), frame[34], frame[35]);
-    }
-    // Messages from 128 on are no errors (RFC 4443 section 2.1).
-    if let Some(kind) = icmpv6_type(&frame).filter(|kind| *kind < 128) {
-        let (src, dst) = (address6(&frame, 22), address6(&frame, 38));
-        assert_eq!(sum6(src, dst, ICMPV6, &frame[54..]), 0xffff, "checksum of {frame:x?}");
-        return icmp(destination(&frame), source(&frame), kind, frame[55]);
-    }
-    frame
 }
 
 /// Returns a tunnel packet from a remote to the gateway.
@@ -340,8 +246,7 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
     // The last byte of NVGRE is the FlowID.
     let fixed = expected.len() - usize::from(kind == Kind::Nvgre);
     assert_eq!(found[..fixed], expected[..fixed], "tunnel header of {frame:x?}");
-    let payload = if kind.carries_ip() { payload.to_vec() } else { comparable(payload.to_vec()) };
-    Some(Tunnelled { kind, id, to, mac: destination(frame), payload })
+    Some(Tunnelled { kind, id, to, mac: destination(frame), payload: payload.to_vec() })
 }
 
 /// Returns whether a frame, with or without a tag, is a message of ARP or of neighbour discovery.
