@@ -12,6 +12,8 @@ use super::Input;
 use super::wire::{Kind, OUR_SID};
 
 pub(crate) const PORTS: [&str; 4] = ["wan", "lan", "lan2", "lan3"];
+/// Largest layer-3 packets of the ports.
+pub(crate) const PORT_MTU: [u16; 4] = [1500, 1500, 1400, 1300];
 const LAN: u16 = 1;
 const LAN2: u16 = 2;
 const LAN3: u16 = 3;
@@ -152,6 +154,8 @@ pub(crate) struct Segment {
     pub(crate) accept_unknown: bool,
     pub(crate) learning: bool,
     pub(crate) carries_tags: bool,
+    /// Largest IP packet in the tunnels.
+    pub(crate) mtu: Option<u16>,
     pub(crate) ageing: u32,
     pub(crate) limit: Option<usize>,
     pub(crate) remote_limit: Option<usize>,
@@ -256,6 +260,7 @@ impl Config {
                     None => it.ports.push(Port { at, isolated: false, sticky: false, limit: None }),
                 }
             }
+            7 => it.mtu = MTU[usize::from(value) % MTU.len()],
             2 => it.ageing = AGEING[usize::from(value) % AGEING.len()],
             3 if slot != SRV6 && !SLOTS[slot].kind.carries_ip() => it.accept_unknown ^= true,
             4 => it.learning ^= true,
@@ -356,6 +361,7 @@ pub(crate) fn neighbour_slot(vrf: usize) -> usize {
     [0, GREEN][vrf]
 }
 
+const MTU: [Option<u16>; 8] = [None, None, None, None, Some(1400), Some(1280), Some(600), Some(300)];
 const AGEING: [u32; 5] = [300, 0, 5, 30, 2];
 
 fn target(input: &mut Input<'_>) -> Option<Target> {
@@ -396,6 +402,7 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
         accept_unknown: flags & 3 == 3 && !carries_ip && slot != SRV6,
         learning: flags & 0x1c != 0x1c,
         carries_tags: slot == 1 && flags & 0x20 != 0,
+        mtu: None,
         ageing: AGEING[usize::from(input.byte()) % AGEING.len()],
         limit: (flags & 0xc0 == 0xc0).then_some(2),
         remote_limit: (flags & 0xa0 == 0xa0).then_some(1),
@@ -404,6 +411,7 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
         vrf: usize::from([GREEN, IPIP].contains(&slot) && flags & 1 == 1),
     };
     let fixed = input.byte();
+    segment.mtu = MTU[usize::from(input.byte()) % MTU.len()];
     if fixed & 3 == 3 && !carries_ip {
         let place = match segment.remotes.get(usize::from(fixed >> 5)) {
             Some(remote) => Place::Remote(*remote),
@@ -421,6 +429,12 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
 impl Segment {
     pub(crate) fn port(&self, at: Attached) -> Option<&Port> {
         self.ports.iter().find(|port| port.at == at)
+    }
+
+    /// Returns the number of bytes in front of an IP packet in a frame of the segment: its tag counts if the segment
+    /// carries tags, whether the frame has one or not.
+    pub(crate) fn link_len(&self) -> usize {
+        if self.carries_tags { 18 } else { 14 }
     }
 
     pub(crate) fn has(&self, place: Place) -> bool {
@@ -445,6 +459,9 @@ impl Segment {
         }
         let remotes: Vec<_> = self.remotes.iter().map(|remote| format!("'{}'", remote_address(*remote))).collect();
         writeln!(text, "remotes = [{}]", remotes.join(", ")).unwrap();
+        if let Some(mtu) = self.mtu {
+            writeln!(text, "mtu = {mtu}").unwrap();
+        }
         if kind.carries_ip() {
             writeln!(text, "payload = 'ip'\nvrf = '{}'", VRFS[self.vrf]).unwrap();
             return;

@@ -23,7 +23,7 @@ use wirepath_pipeline::{Control, PortInfo, SteppedRuntime, WorkerInfo};
 use wirepath_pmd::port::{Link, PortEvent};
 use wirepath_settings::Source;
 
-use config::{Config, NVGRE, PORTS, REMOTES, SLOTS, attached, neighbour, remote_mac};
+use config::{Config, NVGRE, PORT_MTU, PORTS, REMOTES, SLOTS, attached, neighbour, remote_mac};
 pub(crate) use reference::Tally;
 use reference::{Effects, Model, Out};
 use wire::US;
@@ -87,12 +87,10 @@ struct Lab {
 
 impl Lab {
     fn new(config: Config, pool: &Pool) -> Self {
-        let ports: Vec<PortInfo> = (0..)
-            .zip(PORTS)
-            .map(|(number, name)| {
-                PortInfo::simulated(PortId::new(number), name, (number == 0).then_some(US), 1500, pool)
-            })
-            .collect();
+        let port = |(number, (name, mtu))| {
+            PortInfo::simulated(PortId::new(number), name, (number == 0).then_some(US), mtu, pool)
+        };
+        let ports: Vec<PortInfo> = (0..).zip(PORTS.into_iter().zip(PORT_MTU)).map(port).collect();
         let domain = Domain::new();
         let control = GatewayControl::new(&read(&config), &ports, &domain, 1, 0);
         let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };

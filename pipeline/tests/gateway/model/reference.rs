@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::MacAddr;
 
-use super::config::{Attached, Config, Place, Port, Routes, SLOTS, Segment, remote_address, remote_mac, remote_sid};
-use super::wire::icmp::{comparable, comparable_packet};
-use super::wire::{self, Kind, Tunnelled, US};
+use super::config::{
+    Attached, Config, PORT_MTU, Place, Port, Routes, SLOTS, Segment, Slot, remote_address, remote_mac, remote_sid,
+};
+use super::wire::icmp::{self, comparable, comparable_packet};
+use super::wire::{self, Kind, Tunnelled, US, packets};
 
 mod control;
 mod router;
@@ -110,6 +112,9 @@ pub(crate) struct Model {
     pub(crate) resolved: HashSet<IpAddr>,
     /// Frames to routers that wait for a neighbour: its address, the slot that they came from, and the frame.
     waiting: Vec<(IpAddr, usize, Vec<u8>)>,
+    /// Neighbours with a route of their own, by the slot of their network, and those that the control thread adds.
+    host_routes: HashSet<(usize, IpAddr)>,
+    new_host_routes: Vec<(usize, IpAddr)>,
     /// Hosts that do not answer.
     silent: HashMap<(usize, IpAddr), router::Silent>,
     /// Packets for the control thread to hosts that have not answered: slot and address of the host, the slot that they
@@ -144,6 +149,8 @@ impl Model {
             returned: Vec::new(),
             resolved: HashSet::new(),
             waiting: Vec::new(),
+            host_routes: HashSet::new(),
+            new_host_routes: Vec::new(),
             silent: HashMap::new(),
             unresolved: Vec::new(),
             effects: Effects::default(),
@@ -255,8 +262,8 @@ impl Model {
             None => self.flood(slot, From::Port(at), &frame),
             Some(Place::Port(to)) if to == at => self.drop(DropReason::SamePort),
             Some(Place::Port(to)) if self.are_isolated(slot, at, to) => self.drop(DropReason::IsolatedPort),
-            Some(Place::Port(to)) => self.deliver(to, &frame),
-            Some(Place::Remote(remote)) => self.send(slot, remote, &frame),
+            Some(Place::Port(to)) => self.deliver(slot, to, &frame),
+            Some(Place::Remote(remote)) => _ = self.send(slot, remote, &frame, Some(at)),
             Some(Place::Router) => self.route(slot, &frame),
         }
     }
@@ -299,7 +306,7 @@ impl Model {
         }
         match place {
             None => self.flood(slot, From::Remote, frame),
-            Some(Place::Port(to)) => self.deliver(to, frame),
+            Some(Place::Port(to)) => self.deliver(slot, to, frame),
             Some(Place::Remote(_)) => self.drop(DropReason::SplitHorizon),
             Some(Place::Router) => self.route(slot, frame),
         }
@@ -335,17 +342,57 @@ impl Model {
         if ports.is_empty() && remotes.is_empty() {
             return self.drop(DropReason::NoDestination);
         }
-        ports.into_iter().for_each(|to| self.deliver(to, frame));
-        remotes.into_iter().for_each(|remote| self.send(slot, remote, frame));
+        ports.into_iter().for_each(|to| self.deliver(slot, to, frame));
+        // The first remote that cannot take the frame causes an error.
+        let mut sender = if let From::Port(at) = from { Some(at) } else { None };
+        for remote in remotes {
+            if !self.send(slot, remote, frame, sender) {
+                sender = None;
+            }
+        }
     }
 
-    fn deliver(&mut self, (port, vlan): Attached, frame: &[u8]) {
+    fn deliver(&mut self, slot: usize, (port, vlan): Attached, frame: &[u8]) {
+        if frame.len() > self.longest_to(slot, Place::Port((port, vlan))) {
+            self.count("too long for a port");
+            return self.drop(DropReason::TooBigForMtu);
+        }
         let frame = vlan.map_or_else(|| frame.to_vec(), |vlan| wire::tagged(frame, vlan));
         self.effects.out.push(Out::local(port, frame));
     }
 
-    fn send(&mut self, slot: usize, remote: u8, frame: &[u8]) {
+    /// Returns the length of the longest frame that a place in a segment takes. Frames for a tunnel with IP packets
+    /// have an Ethernet header.
+    fn longest_to(&self, slot: usize, place: Place) -> usize {
+        let (segment, Slot { kind, id, .. }) = (self.segment(slot), SLOTS[slot]);
+        match place {
+            Place::Port((port, _)) => usize::from(PORT_MTU[usize::from(port)]) + segment.link_len(),
+            Place::Remote(remote) => {
+                let (link, removed) = if kind.carries_ip() { (0, 14) } else { (segment.link_len(), 0) };
+                let left = usize::from(PORT_MTU[0]) - kind.overhead(id, remote_address(remote));
+                removed + segment.mtu.map_or(left, |mtu| left.min(usize::from(mtu) + link))
+            }
+            Place::Router => usize::MAX,
+        }
+    }
+
+    /// Sends a frame to a remote. If it is too long, its sender at a port gets an error. Returns false then.
+    fn send(&mut self, slot: usize, remote: u8, frame: &[u8], sender: Option<Attached>) -> bool {
         let kind = SLOTS[slot].kind;
+        let longest = self.longest_to(slot, Place::Remote(remote));
+        if frame.len() > longest {
+            self.count("too long for a remote");
+            self.drop(DropReason::TooBigForMtu);
+            if let Some((sender, error)) = sender.and_then(|it| Some((it, too_big(frame, longest)?))) {
+                self.count(if wire::ethertype(frame) == wire::IPV4 {
+                    "error of a bridge, IPv4"
+                } else {
+                    "error of a bridge, IPv6"
+                });
+                self.deliver(slot, sender, &error);
+            }
+            return false;
+        }
         if let Some(learned) = self.learned.get_mut(&(slot, remote)) {
             learned.contacted = true;
         }
@@ -356,7 +403,16 @@ impl Model {
         };
         let (id, mac, payload) = (SLOTS[slot].id, remote_mac(remote), payload.to_vec());
         self.effects.out.push(Out::tunnel(Tunnelled { kind, id, to, mac, payload }));
+        true
     }
+}
+
+/// Returns the error of a bridge about a frame that is too long. A bridge has no address, so the error comes from the
+/// frame's destination.
+fn too_big(frame: &[u8], longest: usize) -> Option<Vec<u8>> {
+    let (link, inner) = wire::untagged(frame).map_or_else(|| (14, frame.to_vec()), |(_, inner)| (18, inner));
+    let (_, from, _) = packets::ends(icmp::ip_packet(&inner)?);
+    icmp::too_big(frame, wire::destination(frame), from, longest - link)
 }
 
 /// Returns whether bridges keep frames to this address (IEEE 802.1Q table 8-1).

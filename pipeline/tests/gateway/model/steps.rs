@@ -157,11 +157,24 @@ fn inner_frame(input: &mut Input<'_>, network: Option<u8>, is_alone: bool) -> (V
         0 => wire::ethernet(dst, src, 0x88b5, &[0x5a; 46]),
         1 if is_alone => wire::ethernet(dst, src, 0x88b5, &[]),
         2 | 3 => packet(0, 20),
-        4 => packet(0, 700),
+        4 => packet(0, content_len(0, input.byte())),
         5 | 6 => packet(1, 20),
-        _ => packet(1, 700),
+        _ => packet(1, content_len(1, input.byte())),
     };
     (frame, count)
+}
+
+/// Returns the length of the content of a datagram. Many packets have about the length that a place takes.
+fn content_len(version: usize, byte: u8) -> usize {
+    let number = usize::from(byte);
+    let packet = match byte {
+        0..64 => 48 + 20 * number,
+        64..128 => [300, 600, 1280, 1300, 1400, 1500][number % 6] + [0, 1, 4, 5][number >> 3 & 3],
+        // What the headers of tunnels leave.
+        128..224 => 1420 + number % 64,
+        _ => 1500 + number % 32,
+    };
+    packet - [28, 48][version]
 }
 
 /// Returns an IP packet that a router has to forward or to refuse.
@@ -193,7 +206,7 @@ fn routed_packet(input: &mut Input<'_>, network: u8) -> Vec<u8> {
         225.. => 2,
         _ => 64,
     };
-    packets::packet(src, dst, ttl, 20 + usize::from(how >> 5) * 20, Form::of(form))
+    packets::packet(src, dst, ttl, content_len(version, input.byte()), Form::of(form))
 }
 
 /// Describes frames by their addresses.

@@ -80,6 +80,13 @@ impl Kind {
         }
     }
 
+    /// Returns the length of the headers in front of the payload in a packet to this address, without Ethernet.
+    pub(crate) fn overhead(self, id: Option<u32>, to: IpAddr) -> usize {
+        let ip = if to.is_ipv4() { 20 } else { 40 };
+        let udp = if self.carrier(&[]).is_ok() { 8 } else { 0 };
+        ip + udp + self.header(id, &[]).len()
+    }
+
     /// Returns the header between UDP or IP and this payload.
     fn header(self, id: Option<u32>, payload: &[u8]) -> Vec<u8> {
         let number = id.unwrap_or(0);

@@ -27,6 +27,7 @@ impl Model {
             self.inner(slot, remote, &payload);
         }
         self.refuse_unanswered(refused);
+        self.host_routes.extend(std::mem::take(&mut self.new_host_routes));
         let resolved = &self.resolved;
         let sent: Vec<_> = self.waiting.extract_if(.., |(address, ..)| resolved.contains(address)).collect();
         sent.into_iter().for_each(|(_, slot, frame)| self.route(slot, &frame));
@@ -187,7 +188,9 @@ impl Model {
         }
         let vrf = |config: &Config, slot: usize| config.segments[slot].as_ref().map(|it| it.vrf);
         let config = &self.config;
-        self.silent.retain(|(slot, _), _| vrf(config, *slot).is_some() && vrf(config, *slot) == vrf(&old, *slot));
+        let stays = |slot: usize| vrf(config, slot).is_some() && vrf(config, slot) == vrf(&old, slot);
+        self.silent.retain(|(slot, _), _| stays(*slot));
+        self.host_routes.retain(|(slot, _)| stays(*slot));
         let statics = self.statics();
         for key in old_statics.keys().filter(|key| !statics.contains_key(key)) {
             self.fdb.remove(key);

@@ -47,7 +47,14 @@ pub(super) struct Silent {
 }
 
 /// End of a packet that is not forwarded, with the error for its sender.
-type Refusal = (DropReason, Option<icmp::IcmpError>);
+type Refusal = (DropReason, Option<Error>);
+
+#[derive(Clone, Copy, Debug)]
+enum Error {
+    /// The path takes only packets of this length.
+    TooBig(usize),
+    Other(icmp::IcmpError),
+}
 
 impl Model {
     /// Takes a frame to the router of a slot.
@@ -86,7 +93,10 @@ impl Model {
                     return Err((DropReason::OuterFragment, None));
                 }
                 // Only datagrams find a closed port.
-                return Err((DropReason::NotForUs, packets::is_udp(packet).then_some(icmp::PORT_UNREACHABLE)));
+                return Err((
+                    DropReason::NotForUs,
+                    packets::is_udp(packet).then_some(Error::Other(icmp::PORT_UNREACHABLE)),
+                ));
             }
             // Link-local addresses and groups (RFC 4291 section 2.5.6).
             _ if stays(src) || stays(to) || to.is_multicast() => {
@@ -95,9 +105,11 @@ impl Model {
             }
             _ if src.is_unspecified() => return Err((DropReason::BadSource, None)),
             None | Some(Route::Discard(Target::Unreachable)) => {
-                return Err((DropReason::NoRoute, Some(icmp::NO_ROUTE)));
+                return Err((DropReason::NoRoute, Some(Error::Other(icmp::NO_ROUTE))));
             }
-            Some(Route::Discard(Target::Prohibit)) => return Err((DropReason::Prohibited, Some(icmp::PROHIBITED))),
+            Some(Route::Discard(Target::Prohibit)) => {
+                return Err((DropReason::Prohibited, Some(Error::Other(icmp::PROHIBITED))));
+            }
             Some(Route::Lookup) => unreachable!("a lookup in the other VRF is followed"),
             Some(Route::Discard(_)) => return Err((DropReason::Blackhole, None)),
             Some(Route::NotUnicast) => return Err((DropReason::NotRoutable, None)),
@@ -105,13 +117,13 @@ impl Model {
         };
         if ttl <= 1 {
             self.count(if is_v6 { "hop limit over IPv6" } else { "TTL over IPv4" });
-            return Err((DropReason::HopLimit, Some(icmp::TIME_EXCEEDED)));
+            return Err((DropReason::HopLimit, Some(Error::Other(icmp::TIME_EXCEEDED))));
         }
         match route {
             Route::Connected(out) => {
                 if self.silent.get(&(out, to)).is_some_and(|it| it.forget_at.is_some()) {
                     self.count("packet to a host that has failed");
-                    return Err((DropReason::NoNeighbour, Some(icmp::HOST_UNREACHABLE)));
+                    return Err((DropReason::NoNeighbour, Some(Error::Other(icmp::HOST_UNREACHABLE))));
                 }
                 self.unresolved.push((out, to, slot, frame.to_vec()));
                 Ok(())
@@ -119,33 +131,73 @@ impl Model {
             Route::Forward(out, mac) => {
                 let neighbour = SLOTS[out].network.map(neighbour).filter(|(_, of)| *of == mac);
                 let address = neighbour.map(|(addresses, _)| addresses[usize::from(is_v6)]);
-                if let Some(address) = address.filter(|it| !self.resolved.contains(it)) {
-                    self.count(if is_v6 { "unresolved neighbour, IPv6" } else { "unresolved neighbour, IPv4" });
-                    self.waiting.push((address, slot, frame.to_vec()));
-                    return Ok(());
+                if let Some(address) = address {
+                    let is_resolved = self.resolved.contains(&address);
+                    if !is_resolved {
+                        self.count(if is_v6 { "unresolved neighbour, IPv6" } else { "unresolved neighbour, IPv4" });
+                    }
+                    // A neighbour has a route of its own only as soon as a packet was for it.
+                    if !is_resolved || address == to && !self.host_routes.contains(&(out, to)) {
+                        self.waiting.push((address, slot, frame.to_vec()));
+                        if address == to {
+                            self.new_host_routes.push((out, to));
+                        }
+                        return Ok(());
+                    }
                 }
                 self.count(if is_v6 { "routed, IPv6" } else { "routed, IPv4" });
-                let frame = wire::ethernet(mac, US, wire::ethertype(frame), &packets::forwarded(packet));
-                self.forward(out, &frame);
-                Ok(())
+                self.forward_packet(out, mac, frame, self.lookup(out, mac))
             }
             Route::Tunnel(out) => {
                 self.count(if is_v6 { "routed into a tunnel, IPv6" } else { "routed into a tunnel, IPv4" });
-                let remote = self.segment(out).remotes[0];
-                self.send(out, remote, &wire::ethernet(US, US, wire::ethertype(frame), &packets::forwarded(packet)));
-                Ok(())
+                self.forward_packet(out, US, frame, Some(Place::Remote(self.segment(out).remotes[0])))
             }
             _ => unreachable!("the other routes are refused"),
         }
     }
 
+    /// Forwards a frame to an Ethernet address, which is at this place, in a segment. A packet that is too long is
+    /// divided or refused.
+    fn forward_packet(&mut self, out: usize, mac: MacAddr, frame: &[u8], to: Option<Place>) -> Result<(), Refusal> {
+        let most = |mtu: Option<u16>| mtu.map_or(usize::MAX, usize::from);
+        let place = to.map_or(usize::MAX, |place| self.longest_to(out, place).saturating_sub(14));
+        let mtu = place.min(most(self.segment(out).mtu));
+        let (ethertype, packet) = (wire::ethertype(frame), &frame[14..]);
+        let packets = match packet.len() > mtu {
+            true if packets::may_be_divided(packet) => packets::divided(packet, mtu),
+            true => return Err((DropReason::TooBigForMtu, Some(Error::TooBig(mtu)))),
+            false => vec![packet.to_vec()],
+        };
+        if packets.len() > 1 {
+            self.count("divided by a router");
+        }
+        for packet in packets {
+            let frame = wire::ethernet(mac, US, ethertype, &packets::forwarded(&packet));
+            match to {
+                None => self.flood(out, From::Router, &frame),
+                Some(Place::Port(to)) => self.deliver(out, to, &frame),
+                Some(Place::Remote(remote)) => _ = self.send(out, remote, &frame, None),
+                Some(Place::Router) => self.drop(DropReason::NoDestination),
+            }
+        }
+        Ok(())
+    }
+
     /// Drops a frame to the router of a slot and sends the error to its sender.
-    fn refuse(&mut self, slot: usize, frame: &[u8], reason: DropReason, error: Option<icmp::IcmpError>) {
+    fn refuse(&mut self, slot: usize, frame: &[u8], reason: DropReason, error: Option<Error>) {
         self.drop(reason);
         let Some(from) = self.error_source(slot, wire::ethertype(frame) == wire::IPV6) else { return };
-        let Some(error) = error.and_then(|error| icmp::icmp_error(frame, US, from, error, 0)) else { return };
+        let message = match error {
+            Some(Error::TooBig(mtu)) => icmp::too_big(frame, US, from, mtu),
+            Some(Error::Other(error)) => icmp::icmp_error(frame, US, from, error, 0),
+            None => None,
+        };
+        let Some(message) = message else { return };
+        if let Some(Error::TooBig(_)) = error {
+            self.count(if from.is_ipv6() { "Packet Too Big" } else { "Fragmentation Needed" });
+        }
         self.count(if from.is_ipv6() { "error of a router, IPv6" } else { "error of a router, IPv4" });
-        self.forward(slot, &error);
+        self.forward(slot, &message);
     }
 
     /// Returns the source of errors from the router of a slot: its address there. A tunnel without addresses uses the
@@ -157,11 +209,12 @@ impl Model {
         Some(router_addresses(network)[usize::from(is_v6)])
     }
 
+    /// Sends a frame of the router of a slot there.
     fn forward(&mut self, slot: usize, frame: &[u8]) {
         match self.lookup(slot, wire::destination(frame)) {
             None => self.flood(slot, From::Router, frame),
-            Some(Place::Port(to)) => self.deliver(to, frame),
-            Some(Place::Remote(remote)) => self.send(slot, remote, frame),
+            Some(Place::Port(to)) => self.deliver(slot, to, frame),
+            Some(Place::Remote(remote)) => _ = self.send(slot, remote, frame, None),
             Some(Place::Router) => self.drop(DropReason::NoDestination),
         }
     }
@@ -252,7 +305,7 @@ impl Model {
     pub(super) fn refuse_unanswered(&mut self, refused: Vec<(usize, Vec<u8>)>) {
         for (slot, frame) in refused {
             self.count("waiting packet that was refused");
-            self.refuse(slot, &frame, DropReason::NoNeighbour, Some(icmp::HOST_UNREACHABLE));
+            self.refuse(slot, &frame, DropReason::NoNeighbour, Some(Error::Other(icmp::HOST_UNREACHABLE)));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wirepath_wire::MacAddr;
 
-use super::packets::{ICMPV6, ends, fragment, header_len, ipv4, ipv6, protocol, sum, sum6};
+use super::packets::{ICMPV6, ends, fragment, header_len, ipv4, ipv6, may_be_divided, protocol, sum, sum6};
 use super::{IPV4, IPV6, VLAN, destination, ethertype, ethertype_of, source, tagged, untagged};
 
 const TTL: u8 = 64;
@@ -29,6 +29,8 @@ pub(crate) const HOST_UNREACHABLE: IcmpError = error((3, 1), (1, 3));
 pub(crate) const PORT_UNREACHABLE: IcmpError = error((3, 3), (1, 4));
 pub(crate) const PROHIBITED: IcmpError = error((3, 13), (1, 1));
 pub(crate) const TIME_EXCEEDED: IcmpError = error((11, 0), (3, 0));
+
+const TOO_BIG: IcmpError = error((3, 4), (2, 0));
 
 pub(super) fn message4(kind: u8, code: u8, rest: u32, quote: &[u8]) -> Vec<u8> {
     let mut message = [&[kind, code, 0, 0][..], &rest.to_be_bytes(), quote].concat();
@@ -76,6 +78,17 @@ pub(crate) fn icmp_error(frame: &[u8], mac: MacAddr, from: IpAddr, error: IcmpEr
         _ => return None,
     };
     Some(super::ethernet(source(frame), mac, ethertype(frame), &answer))
+}
+
+/// Returns the error about the packet in a frame that is longer than this MTU. `None`: it is forbidden, or the packet
+/// can be divided.
+pub(crate) fn too_big(frame: &[u8], mac: MacAddr, from: IpAddr, mtu: usize) -> Option<Vec<u8>> {
+    let untagged = untagged(frame).map(|(_, inner)| inner);
+    let packet = ip_packet(untagged.as_deref().unwrap_or(frame))?;
+    if may_be_divided(packet) {
+        return None;
+    }
+    icmp_error(frame, mac, from, TOO_BIG, mtu as u32)
 }
 
 /// Returns the IP packet in a frame without tag, without what follows it.

@@ -88,9 +88,7 @@ fn packet4(src: Ipv4Addr, dst: Ipv4Addr, ttl: u8, len: usize, form: Form) -> Vec
         Form::Options => {
             let mut packet = [&packet[..20], &[1; 4], &packet[20..]].concat();
             packet[0] = 0x46;
-            let len = packet.len() as u16;
-            packet[2..4].copy_from_slice(&len.to_be_bytes());
-            with_checksum(packet)
+            with_len(with_flags(packet, 0))
         }
         Form::Plain | Form::Error => packet,
     }
@@ -167,6 +165,39 @@ pub(crate) fn forwarded(packet: &[u8]) -> Vec<u8> {
         return packet;
     }
     packet[8] -= 1;
+    with_checksum(packet)
+}
+
+/// Returns whether a router may divide an IP packet (RFC 791 section 3.2, RFC 8200 section 4.5).
+pub(crate) fn may_be_divided(packet: &[u8]) -> bool {
+    ethertype_of(packet) == IPV4 && word(packet, 6) & DONT_FRAGMENT == 0
+}
+
+/// Divides an IPv4 packet into fragments, as the procedure of RFC 791 section 3.2 does.
+pub(crate) fn divided(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
+    let mut fragments = Vec::new();
+    let (mut rest, whole) = (packet.to_vec(), word(packet, 6));
+    loop {
+        let header = header_len(&rest);
+        if rest.len() <= mtu {
+            fragments.push(rest);
+            return fragments;
+        }
+        let at = header + (mtu - header) / 8 * 8;
+        let flags = word(&rest, 6);
+        fragments.push(with_len(with_flags(rest[..at].to_vec(), flags | MORE_FRAGMENTS)));
+        // The options that packets have here are not copied into the other fragments.
+        let offset = (flags & 0x1fff) + ((at - header) / 8) as u16;
+        let mut next = [&rest[..20], &rest[at..]].concat();
+        next[0] = 0x45;
+        rest = with_len(with_flags(next, offset | whole & MORE_FRAGMENTS));
+    }
+}
+
+/// Returns an IPv4 packet with its length in the header.
+fn with_len(mut packet: Vec<u8>) -> Vec<u8> {
+    let len = packet.len() as u16;
+    packet[2..4].copy_from_slice(&len.to_be_bytes());
     with_checksum(packet)
 }
 
