@@ -389,6 +389,8 @@ impl GatewayControl {
         let Self { bindings, places, config, .. } = self;
         let segment = |index| places.position(index).and_then(|at| config.segments.get(at));
         bindings.age(now, |index| segment(index).map_or(1, |segment| segment.ageing));
+        // A message after this one must teach the binding anew, not confirm one that is gone.
+        self.publish_bindings();
     }
 
     /// Brings the static bindings up to date, and removes those of segments without suppression.

@@ -142,6 +142,23 @@ fn local_hosts_are_answered_for_across_ports() {
     assert_eq!(lab.settle(), [(LAN, tagged(&reply(&first, &request), 5))]);
 }
 
+/// The control thread has removed a binding, and the workers know that at once: the next message teaches it anew.
+#[test]
+fn a_message_right_after_ageing_teaches_the_binding() {
+    let mut lab = Lab::new(&format!("{SUPPRESSED}\nageing = 10")).with_peer();
+    lab.settle();
+    let near = host(HOST, 1);
+    lab.send(LAN, &near.announcement(ip("10.1.0.1")));
+    lab.settle();
+    lab.stepped.advance(10 * SECOND);
+    let Lab { stepped, control, .. } = &mut lab;
+    stepped.control(control);
+    assert_eq!(lab.rows("bindings").len(), 0, "it has aged");
+    lab.send(LAN, &near.announcement(ip("10.1.0.1")));
+    lab.settle();
+    assert_eq!(lab.rows("bindings").len(), 1);
+}
+
 #[test]
 fn static_bindings_need_no_message() {
     let fixed = "neighbours = [{ address = '10.1.0.9', mac = '02:00:00:00:02:01' }, \
