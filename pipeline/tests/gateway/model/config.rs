@@ -161,6 +161,8 @@ pub(crate) struct Segment {
     pub(crate) remote_limit: Option<usize>,
     /// Moves that freeze an address; 0: no limit. [`MOVE_WINDOW`] and [`FREEZE_TIME`] are the times.
     pub(crate) moves: u32,
+    /// Limits of flooded frames per second: broadcast, multicast and unknown unicast.
+    pub(crate) storm: [Option<u32>; 3],
     /// Hosts at fixed places.
     pub(crate) statics: Vec<(u8, Place)>,
     /// Number of the router's VRF in [`VRFS`].
@@ -261,6 +263,8 @@ impl Config {
                 }
             }
             7 => it.mtu = MTU[usize::from(value) % MTU.len()],
+            // Other changes of the same limits leave their buckets as they are.
+            3 if value >= 128 && !SLOTS[slot].kind.carries_ip() => it.storm = storm(value.rotate_left(3) | 0x80),
             2 => it.ageing = AGEING[usize::from(value) % AGEING.len()],
             3 if slot != SRV6 && !SLOTS[slot].kind.carries_ip() => it.accept_unknown ^= true,
             4 => it.learning ^= true,
@@ -378,6 +382,16 @@ fn target(input: &mut Input<'_>) -> Option<Target> {
     }
 }
 
+/// Returns limits of flooded frames, none for half of the values. The rates divide a second.
+fn storm(byte: u8) -> [Option<u32>; 3] {
+    let limit = |at: u8| [None, None, Some(1), Some(20)][usize::from(byte >> at & 3)];
+    if byte & 0x80 == 0 {
+        [None; 3]
+    } else {
+        [limit(0), limit(2), limit(4)].map(|it| it.map(|rate| if byte & 0x40 == 0 { rate } else { 10 * rate }))
+    }
+}
+
 fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
     let (places, rules, flags) = (input.byte(), input.byte(), input.byte());
     let carries_ip = SLOTS[slot].kind.carries_ip();
@@ -407,10 +421,12 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
         limit: (flags & 0xc0 == 0xc0).then_some(2),
         remote_limit: (flags & 0xa0 == 0xa0).then_some(1),
         moves: if flags & 0x60 == 0x60 { 2 } else { 0 },
+        storm: [None; 3],
         statics: Vec::new(),
         vrf: usize::from([GREEN, IPIP].contains(&slot) && flags & 1 == 1),
     };
     let fixed = input.byte();
+    segment.storm = storm(input.byte());
     segment.mtu = MTU[usize::from(input.byte()) % MTU.len()];
     if fixed & 3 == 3 && !carries_ip {
         let place = match segment.remotes.get(usize::from(fixed >> 5)) {
@@ -491,6 +507,11 @@ impl Segment {
         for (key, limit) in [("mac_limit", self.limit), ("remote_mac_limit", self.remote_limit)] {
             if let Some(limit) = limit {
                 writeln!(text, "{key} = {limit}").unwrap();
+            }
+        }
+        for (kind, limit) in ["broadcast", "multicast", "unknown_unicast"].into_iter().zip(self.storm) {
+            if let Some(limit) = limit {
+                writeln!(text, "{kind}_limit = {limit}").unwrap();
             }
         }
         if self.moves > 0 {

@@ -157,6 +157,7 @@ impl Lab {
                 stepped.with_plane(|plane| control.port_event(PortId::new(port), &event, plane));
                 self.model.link_down(port);
             }
+            30 => self.storm(input),
             _ => self.local_frames(input),
         }
         self.finish(is_reload);

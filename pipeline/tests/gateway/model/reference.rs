@@ -14,6 +14,7 @@ use super::wire::{self, Kind, Tunnelled, US, packets};
 
 mod control;
 mod router;
+mod storm;
 
 /// Address that stands for the other end of a tunnel with IP packets.
 const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -120,6 +121,8 @@ pub(crate) struct Model {
     /// Packets for the control thread to hosts that have not answered: slot and address of the host, the slot that they
     /// came from, and the frame.
     unresolved: Vec<(usize, IpAddr, usize, Vec<u8>)>,
+    /// Buckets of storm control by slot and kind of frame, as soon as one was used.
+    buckets: HashMap<(usize, usize), storm::Bucket>,
     effects: Effects,
     /// Numbers of effects so far.
     pub(crate) tally: Tally,
@@ -153,6 +156,7 @@ impl Model {
             new_host_routes: Vec::new(),
             silent: HashMap::new(),
             unresolved: Vec::new(),
+            buckets: HashMap::new(),
             effects: Effects::default(),
             tally: Tally::new(),
         };
@@ -259,6 +263,7 @@ impl Model {
             self.count("bridged from a port, IPv6");
         }
         match place {
+            None if !self.may_flood(slot, dst) => self.drop(DropReason::StormControl),
             None => self.flood(slot, From::Port(at), &frame),
             Some(Place::Port(to)) if to == at => self.drop(DropReason::SamePort),
             Some(Place::Port(to)) if self.are_isolated(slot, at, to) => self.drop(DropReason::IsolatedPort),

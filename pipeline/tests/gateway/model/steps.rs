@@ -42,6 +42,26 @@ impl Lab {
         self.send_with(PortId::new(port), &frames, in_metadata);
     }
 
+    /// Sends many frames that are flooded, unless somebody has their address.
+    pub(super) fn storm(&mut self, input: &mut Input<'_>) {
+        let (how, dst) = (input.byte(), input.byte());
+        let slot = usize::from(how) % SLOTS.len();
+        let (port, vlan) = attached(slot, usize::from(how / 12) % 3);
+        let dst = match dst % 4 {
+            0 | 1 => MacAddr([0xff; 6]),
+            2 => MacAddr([0x33, 0x33, 0, 0, 0, 1]),
+            _ => host(dst >> 4),
+        };
+        let mut frame = wire::ethernet(dst, host(how >> 5), 0x88b5, &[0x5a; 46]);
+        if let Some(id) = vlan {
+            frame = wire::tagged(&frame, id);
+        }
+        let frames = vec![frame; 8 + usize::from(input.byte() % 16)];
+        self.note(|| format!("{} frames at {}: {}", frames.len(), PORTS[usize::from(port)], describe(&frames[..1])));
+        frames.iter().for_each(|frame| self.model.local(port, frame));
+        self.send(PortId::new(port), &frames);
+    }
+
     /// Sends frames of a remote in one batch.
     pub(super) fn tunnel_frame(&mut self, input: &mut Input<'_>) {
         let (how, which) = (input.byte(), input.byte());

@@ -191,6 +191,9 @@ impl Model {
         let stays = |slot: usize| vrf(config, slot).is_some() && vrf(config, slot) == vrf(&old, slot);
         self.silent.retain(|(slot, _), _| stays(*slot));
         self.host_routes.retain(|(slot, _)| stays(*slot));
+        let storm = |config: &Config, slot: usize| config.segments[slot].as_ref().map(|it| it.storm);
+        self.buckets
+            .retain(|(slot, _), _| storm(config, *slot).is_some() && storm(config, *slot) == storm(&old, *slot));
         let statics = self.statics();
         for key in old_statics.keys().filter(|key| !statics.contains_key(key)) {
             self.fdb.remove(key);
