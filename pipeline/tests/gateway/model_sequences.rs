@@ -21,41 +21,46 @@ impl Drop for Seed {
 fn run(seed: u64, pool: &Pool) -> Tally {
     let _printed = Seed(seed);
     let mut random = fastrand::Rng::with_seed(seed);
-    let len = random.usize(20..400);
+    let len = random.usize(20..600);
     let data: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
     model::run(&data, pool)
 }
 
 /// Effects that the sequences must reach, and how often at least: about half of what they do.
 const EFFECTS: &[(&str, u64)] = &[
-    ("Fragmentation Needed", 200),
-    ("Packet Too Big", 300),
-    ("TTL over IPv4", 100),
-    ("bridged from a port, IPv6", 2000),
-    ("bridged from a tunnel, IPv6", 1000),
-    ("broadcast above its limit", 80),
+    ("Fragmentation Needed", 300),
+    ("Packet Too Big", 400),
+    ("TTL over IPv4", 200),
+    ("answered ARP request", 100),
+    ("answered solicitation", 60),
+    ("binding learned", 6000),
+    ("binding that aged", 1000),
+    ("binding that moved", 400),
+    ("bridged from a port, IPv6", 5000),
+    ("bridged from a tunnel, IPv6", 4000),
+    ("broadcast above its limit", 100),
     ("divided by a router", 200),
     ("error of a bridge, IPv4", 100),
     ("error of a bridge, IPv6", 400),
-    ("error of a router, IPv4", 1000),
-    ("error of a router, IPv6", 1000),
-    ("flooded within a limit", 1000),
-    ("hop limit over IPv6", 60),
-    ("link-local address or group", 100),
-    ("multicast above its limit", 30),
-    ("packet to a host that has failed", 70),
-    ("routed into a tunnel, IPv4", 200),
+    ("error of a router, IPv4", 2000),
+    ("error of a router, IPv6", 2000),
+    ("flooded within a limit", 3000),
+    ("hop limit over IPv6", 100),
+    ("link-local address or group", 200),
+    ("multicast above its limit", 80),
+    ("packet to a host that has failed", 100),
+    ("routed into a tunnel, IPv4", 300),
     ("routed into a tunnel, IPv6", 100),
-    ("routed, IPv4", 800),
-    ("routed, IPv6", 500),
+    ("routed, IPv4", 1000),
+    ("routed, IPv6", 700),
     ("silent host, IPv4", 200),
-    ("silent host, IPv6", 100),
+    ("silent host, IPv6", 200),
     ("too long for a port", 1000),
-    ("too long for a remote", 2000),
-    ("unknown unicast above its limit", 20),
-    ("unresolved neighbour, IPv4", 100),
+    ("too long for a remote", 3000),
+    ("unknown unicast above its limit", 80),
+    ("unresolved neighbour, IPv4", 200),
     ("unresolved neighbour, IPv6", 100),
-    ("waiting packet that was refused", 300),
+    ("waiting packet that was refused", 400),
 ];
 
 #[test]

@@ -120,6 +120,11 @@ pub(crate) fn neighbour(network: u8) -> ([IpAddr; 2], MacAddr) {
     (addresses(network, 10), MacAddr([2, 0, 0, 0, 3, network]))
 }
 
+/// Returns the IP addresses of a host in a slot.
+pub(crate) fn host_addresses(slot: usize, number: u8) -> [IpAddr; 2] {
+    addresses(SLOTS[slot].network.unwrap_or(1), 100 + number % 8)
+}
+
 /// Addresses of a host in a network that never answers.
 pub(crate) fn silent_host(network: u8) -> [IpAddr; 2] {
     addresses(network, 200)
@@ -146,6 +151,14 @@ pub(crate) struct Port {
     pub(crate) limit: Option<usize>,
 }
 
+/// A fixed binding of an IP address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StaticBinding {
+    pub(crate) ip: IpAddr,
+    pub(crate) mac: MacAddr,
+    pub(crate) is_router: bool,
+}
+
 /// Settings of a slot in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
@@ -163,6 +176,9 @@ pub(crate) struct Segment {
     pub(crate) moves: u32,
     /// Limits of flooded frames per second: broadcast, multicast and unknown unicast.
     pub(crate) storm: [Option<u32>; 3],
+    /// Messages of ARP and neighbour discovery are answered for hosts.
+    pub(crate) suppression: bool,
+    pub(crate) bindings: Vec<StaticBinding>,
     /// Hosts at fixed places.
     pub(crate) statics: Vec<(u8, Place)>,
     /// Number of the router's VRF in [`VRFS`].
@@ -267,7 +283,8 @@ impl Config {
             3 if value >= 128 && !SLOTS[slot].kind.carries_ip() => it.storm = storm(value.rotate_left(3) | 0x80),
             2 => it.ageing = AGEING[usize::from(value) % AGEING.len()],
             3 if slot != SRV6 && !SLOTS[slot].kind.carries_ip() => it.accept_unknown ^= true,
-            4 => it.learning ^= true,
+            4 if value < 128 => it.learning ^= true,
+            4 => (it.suppression, it.bindings) = suppression(value.rotate_left(1) ^ 1, slot),
             6 if [GREEN, IPIP].contains(&slot) => it.vrf ^= 1,
             5 if !SLOTS[slot].kind.carries_ip() => {
                 let fresh =
@@ -392,6 +409,15 @@ fn storm(byte: u8) -> [Option<u32>; 3] {
     }
 }
 
+/// Returns whether a slot answers messages for hosts, and with which bindings.
+fn suppression(byte: u8, slot: usize) -> (bool, Vec<StaticBinding>) {
+    let is_on = byte & 1 == 1 && !SLOTS[slot].kind.carries_ip();
+    let number = byte >> 3 & 7;
+    let ip = host_addresses(slot, number)[usize::from(byte >> 2 & 1)];
+    let binding = StaticBinding { ip, mac: host(number ^ byte >> 7), is_router: byte & 0x40 != 0 };
+    (is_on, if is_on && byte & 2 != 0 { vec![binding] } else { vec![] })
+}
+
 fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
     let (places, rules, flags) = (input.byte(), input.byte(), input.byte());
     let carries_ip = SLOTS[slot].kind.carries_ip();
@@ -422,11 +448,14 @@ fn segment(input: &mut Input<'_>, slot: usize) -> Segment {
         remote_limit: (flags & 0xa0 == 0xa0).then_some(1),
         moves: if flags & 0x60 == 0x60 { 2 } else { 0 },
         storm: [None; 3],
+        suppression: false,
+        bindings: Vec::new(),
         statics: Vec::new(),
         vrf: usize::from([GREEN, IPIP].contains(&slot) && flags & 1 == 1),
     };
     let fixed = input.byte();
     segment.storm = storm(input.byte());
+    (segment.suppression, segment.bindings) = suppression(input.byte(), slot);
     segment.mtu = MTU[usize::from(input.byte()) % MTU.len()];
     if fixed & 3 == 3 && !carries_ip {
         let place = match segment.remotes.get(usize::from(fixed >> 5)) {
@@ -509,6 +538,11 @@ impl Segment {
                 writeln!(text, "{key} = {limit}").unwrap();
             }
         }
+        let binding =
+            |it: &StaticBinding| format!("{{ address = '{}', mac = '{}', router = {} }}", it.ip, it.mac, it.is_router);
+        let bindings: Vec<_> = self.bindings.iter().map(binding).collect();
+        writeln!(text, "neighbour_suppression = {}", self.suppression).unwrap();
+        writeln!(text, "neighbours = [{}]", bindings.join(", ")).unwrap();
         for (kind, limit) in ["broadcast", "multicast", "unknown_unicast"].into_iter().zip(self.storm) {
             if let Some(limit) = limit {
                 writeln!(text, "{kind}_limit = {limit}").unwrap();

@@ -128,7 +128,8 @@ impl Lab {
         }
         let mut is_reload = false;
         match kind % 32 {
-            0..10 => self.local_frames(input),
+            0..8 => self.local_frames(input),
+            8 | 9 => self.resolution(input),
             10..16 => self.tunnel_frame(input),
             16..19 => self.routed_frame(input),
             19..21 => self.routed_tunnel_frame(input),
@@ -158,7 +159,7 @@ impl Lab {
                 self.model.link_down(port);
             }
             30 => self.storm(input),
-            _ => self.local_frames(input),
+            _ => self.resolution(input),
         }
         self.finish(is_reload);
     }
@@ -247,8 +248,8 @@ impl Lab {
     fn underlay(&mut self, bytes: Vec<u8>, found: &mut Vec<Out>) -> bool {
         let nvgre = self.model.config.segments[NVGRE].is_some();
         if let Some(tunnelled) = wire::from_gateway(&bytes, nvgre) {
-            // ARP and ND of a router, which the remotes do not answer.
-            if tunnelled.kind.carries_ip() || !wire::is_resolution(&tunnelled.payload) {
+            // The remotes do not answer ARP and ND of a router.
+            if tunnelled.kind.carries_ip() || !is_of_router(&tunnelled.payload) {
                 found.push(Out::tunnel(tunnelled));
             }
             return false;
@@ -265,7 +266,7 @@ impl Lab {
 
     /// Takes a frame that was sent to a local port. Returns true if it was answered.
     fn lan(&mut self, port: PortId, bytes: Vec<u8>, found: &mut Vec<Out>) -> bool {
-        if !wire::is_resolution(&bytes) {
+        if !is_of_router(&bytes) {
             found.push(Out::local(port.index() as u16, bytes));
             return false;
         }
@@ -274,7 +275,7 @@ impl Lab {
         let of_slot = |slot: usize| SLOTS[slot].network.filter(|_| attached(slot, 0) == here);
         let Some(network) = (0..SLOTS.len()).find_map(of_slot) else { return false };
         let (addresses, mac) = neighbour(network);
-        let reply = addresses.into_iter().find_map(|ip| wire::resolution_reply(&request, ip, mac));
+        let reply = addresses.into_iter().find_map(|ip| wire::resolution::reply(&request, ip, mac));
         let Some(reply) = reply else { return false };
         let reply = vlan.map_or_else(|| reply.clone(), |vlan| wire::tagged(&reply, vlan));
         self.model.local(here.0, &reply);
@@ -299,6 +300,9 @@ impl Lab {
         let rows = self.fdb_rows();
         let expected = self.model.rows();
         self.check("forwarding database", &rows, &expected);
+        let rows = self.binding_rows();
+        let expected = self.model.binding_rows();
+        self.check("bindings", &rows, &expected);
         self.check("learned remotes", &self.control.learned_remotes(), &self.model.learned_remotes());
         let in_use = (0..SLOTS.len()).filter(|slot| self.model.config.segments[*slot].is_some());
         let stats: Vec<_> = in_use
@@ -334,6 +338,18 @@ impl Lab {
         networks.flat_map(|network| neighbour(network).0).filter(is_known).collect()
     }
 
+    fn binding_rows(&mut self) -> Vec<[String; 6]> {
+        let text = |value: &Value| match value {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let row = |row: &Vec<Value>| [0, 1, 2, 3, 4, 5].map(|at| row.get(at).map_or_else(String::new, text));
+        let mut rows: Vec<_> = self.rows("bindings").iter().map(row).collect();
+        rows.sort();
+        rows
+    }
+
     fn fdb_rows(&mut self) -> Vec<(String, String, String, String, Option<u32>)> {
         let rows = self.rows("fdb");
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
@@ -354,6 +370,11 @@ impl Lab {
             panic!("{steps}\n\nconfiguration:\n{config}\n{what}\n   found {found:x?}\nexpected {expected:x?}");
         }
     }
+}
+
+/// Returns whether a router sent a frame, with or without a tag, to resolve an address.
+fn is_of_router(frame: &[u8]) -> bool {
+    wire::source(frame) == US && wire::resolution::is_in(frame)
 }
 
 fn read(config: &Config) -> GatewayConfig {

@@ -15,6 +15,7 @@ use super::wire::{self, Kind, Tunnelled, US, packets};
 mod control;
 mod router;
 mod storm;
+mod suppression;
 
 /// Address that stands for the other end of a tunnel with IP packets.
 const TUNNEL_PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -123,6 +124,9 @@ pub(crate) struct Model {
     unresolved: Vec<(usize, IpAddr, usize, Vec<u8>)>,
     /// Buckets of storm control by slot and kind of frame, as soon as one was used.
     buckets: HashMap<(usize, usize), storm::Bucket>,
+    /// IP addresses of hosts in segments with suppression, and claims that the control thread learns.
+    bindings: HashMap<(usize, IpAddr), suppression::Binding>,
+    claims: Vec<suppression::Claim>,
     effects: Effects,
     /// Numbers of effects so far.
     pub(crate) tally: Tally,
@@ -157,6 +161,8 @@ impl Model {
             silent: HashMap::new(),
             unresolved: Vec::new(),
             buckets: HashMap::new(),
+            bindings: HashMap::new(),
+            claims: Vec::new(),
             effects: Effects::default(),
             tally: Tally::new(),
         };
@@ -258,6 +264,9 @@ impl Model {
         if is_link_local(dst) {
             return self.drop(DropReason::LinkLocalMulticast);
         }
+        if self.watch(slot, Some(at), &frame) {
+            return;
+        }
         let place = self.lookup(slot, dst);
         if wire::ethertype(&frame) == wire::IPV6 && place != Some(Place::Router) {
             self.count("bridged from a port, IPv6");
@@ -302,6 +311,7 @@ impl Model {
             return self.drop(DropReason::BadSource);
         }
         self.saw((slot, src), Place::Remote(remote));
+        self.watch(slot, None, frame);
         if is_link_local(dst) {
             return self.drop(DropReason::LinkLocalMulticast);
         }

@@ -6,12 +6,13 @@ use wirepath_packet::PortId;
 use wirepath_wire::MacAddr;
 
 use super::config::{
-    NETWORKS, PORTS, REMOTES, SLOTS, addresses, attached, host, neighbour, remote_address, remote_mac,
+    NETWORKS, PORTS, REMOTES, SLOTS, addresses, attached, host, host_addresses, neighbour, remote_address, remote_mac,
     reserved_addresses, router_addresses, silent_host,
 };
 use super::wire::packets::{self, Form};
+use super::wire::resolution::{self, Message};
 use super::wire::{self, Kind, US};
-use super::{Input, Lab, SECOND, WAN};
+use super::{Input, Lab, SECOND, STEP, WAN};
 
 impl Lab {
     /// Sends frames of local hosts in one batch.
@@ -95,6 +96,58 @@ impl Lab {
         let packet = |it: &Vec<u8>| wire::to_gateway(kind, id, remote_address(remote), remote_mac(remote), it);
         let packets: Vec<_> = payloads.iter().map(packet).collect();
         self.send(WAN, &packets);
+    }
+
+    /// Sends messages of ARP or neighbour discovery in a segment with suppression.
+    pub(super) fn resolution(&mut self, input: &mut Input<'_>) {
+        let how = input.byte();
+        let has = |slot: &usize| self.model.config.segments[*slot].as_ref().is_some_and(|it| it.suppression);
+        let slots: Vec<usize> = (0..SLOTS.len()).filter(has).collect();
+        let Some(slot) = slots.get(usize::from(how) % slots.len().max(1)).copied() else { return };
+        for number in 0..2 + how / 64 {
+            if number > 0 {
+                self.finish(false);
+                self.advance(STEP);
+            }
+            self.resolution_message(slot, input);
+        }
+    }
+
+    /// Sends a message of a host, from a port or a remote.
+    fn resolution_message(&mut self, slot: usize, input: &mut Input<'_>) {
+        let (ends, what, place) = (input.byte(), input.byte(), usize::from(input.byte()));
+        let [from, to] = [ends & 3, ends >> 2 & 3];
+        // Some hosts take the address of another one.
+        let claimed = if ends >= 0xe0 { from ^ 1 } else { from };
+        let version = usize::from(what & 1);
+        let [own, other] = [claimed, to].map(|number| host_addresses(slot, number)[version]);
+        let message = match what >> 1 & 15 {
+            0..6 => Message::Request,
+            6 => Message::OtherRequest,
+            7 => Message::UnicastRequest,
+            8 => Message::Probe,
+            9 | 10 => Message::Announcement,
+            11 => Message::RouterAnnouncement,
+            12..15 => Message::Reply,
+            _ => Message::WeakReply,
+        };
+        let frame = resolution::message(message, (host(from), own), (host(to), other));
+        self.note(|| format!("{message:?} of {own} for {other}: {}", describe(std::slice::from_ref(&frame))));
+        let segment = self.model.config.segments[slot].as_ref().expect("a slot in use");
+        let (kind, id) = (SLOTS[slot].kind, SLOTS[slot].id);
+        match segment.ports.get(place % (segment.ports.len() + 2)) {
+            Some(port) => {
+                let (port, vlan) = port.at;
+                let frame = vlan.map_or_else(|| frame.clone(), |vlan| wire::tagged(&frame, vlan));
+                self.model.local(port, &frame);
+                self.send(PortId::new(port), &[frame]);
+            }
+            None => {
+                let remote = segment.remotes.get(place / 8 % 4).copied().unwrap_or(REMOTES[2]);
+                self.model.tunnel(kind, id, remote, &frame);
+                self.send_tunnelled(kind, id, remote, &[frame]);
+            }
+        }
     }
 
     /// Sends packets to the router of a segment, from a local port.
@@ -211,11 +264,11 @@ fn routed_packet(input: &mut Input<'_>, network: u8) -> Vec<u8> {
             _ => Ipv6Addr::new([0xfe80, 0xff0e][to >> 5 & 1], 0, 0, 0, 0, 0, 0, 9).into(),
         },
         _ => match NETWORKS[(to >> 5 | to << 3) % NETWORKS.len()].0 {
-            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | 0x0101).into(),
-            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | 1).into(),
+            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | 0x0101 + u32::from(how & 1)).into(),
+            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | 1 + u128::from(how & 1)).into(),
         },
     };
-    let mut src = addresses(network, 20)[usize::from(dst.is_ipv6())];
+    let mut src = addresses(network, 20 + (how >> 1 & 1))[usize::from(dst.is_ipv6())];
     if dst.is_ipv6() && form >= 240 {
         src = [[0xfe80, 1], [0xff02, 1], [0, 0]]
             .map(|[first, last]| Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, last).into())[usize::from(form) % 3];

@@ -6,6 +6,7 @@ use wirepath_wire::MacAddr;
 
 pub(crate) mod icmp;
 pub(crate) mod packets;
+pub(crate) mod resolution;
 
 use packets::{ICMPV6, ipv4, ipv6, sum, sum6};
 
@@ -18,16 +19,12 @@ pub(crate) const OUR_SID: Ipv6Addr = Ipv6Addr::new(0xfc00, 1, 0, 0, 0, 0, 0, 0x1
 
 pub(crate) const IPV4: u16 = 0x0800;
 pub(crate) const IPV6: u16 = 0x86dd;
-const ARP: u16 = 0x0806;
+pub(crate) const ARP: u16 = 0x0806;
 pub(crate) const VLAN: u16 = 0x8100;
 const ETHERNET: u16 = 0x6558;
 const MPLS: u16 = 0x8847;
 
 const GRE_KEY: u16 = 0x2000;
-
-/// Types of neighbour discovery (RFC 4861 section 4).
-const SOLICITATION: u8 = 135;
-const ADVERTISEMENT: u8 = 136;
 
 /// Kinds of tunnels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,19 +151,6 @@ fn address6(bytes: &[u8], at: usize) -> Ipv6Addr {
     Ipv6Addr::from_octets(*bytes[at..].first_chunk().unwrap())
 }
 
-/// Returns the type of an ICMPv6 message in a frame without extension headers.
-fn icmpv6_type(frame: &[u8]) -> Option<u8> {
-    (frame.len() >= 58 && ethertype(frame) == IPV6 && frame[20] == ICMPV6).then(|| frame[54])
-}
-
-/// Returns the address that an ARP reply or a neighbour advertisement is about.
-pub(crate) fn resolved_address(frame: &[u8]) -> Option<IpAddr> {
-    if ethertype(frame) == ARP {
-        return Some(Ipv4Addr::from_bits(long(frame, 28)).into());
-    }
-    (icmpv6_type(frame) == Some(ADVERTISEMENT)).then(|| address6(frame, 62).into())
-}
-
 /// Returns the frame with an 802.1Q tag.
 pub(crate) fn tagged(frame: &[u8], id: u16) -> Vec<u8> {
     [&frame[..12], &VLAN.to_be_bytes(), &id.to_be_bytes(), &frame[12..]].concat()
@@ -254,46 +238,4 @@ pub(crate) fn from_gateway(frame: &[u8], nvgre: bool) -> Option<Tunnelled> {
     let fixed = expected.len() - usize::from(kind == Kind::Nvgre);
     assert_eq!(found[..fixed], expected[..fixed], "tunnel header of {frame:x?}");
     Some(Tunnelled { kind, id, to, mac: destination(frame), payload: payload.to_vec() })
-}
-
-/// Returns whether a frame, with or without a tag, is a message of ARP or of neighbour discovery.
-pub(crate) fn is_resolution(frame: &[u8]) -> bool {
-    let frame = untagged(frame).map_or_else(|| frame.to_vec(), |(_, inner)| inner);
-    ethertype(&frame) == ARP || matches!(icmpv6_type(&frame), Some(SOLICITATION | ADVERTISEMENT))
-}
-
-/// Returns the reply of a host to a request for its address.
-pub(crate) fn resolution_reply(request: &[u8], ip: IpAddr, mac: MacAddr) -> Option<Vec<u8>> {
-    match ip {
-        IpAddr::V4(ip) => arp_reply(request, ip, mac),
-        IpAddr::V6(ip) => nd_reply(request, ip, mac),
-    }
-}
-
-/// Returns the advertisement of a host that a solicitation asks for (RFC 4861 section 7.2.4).
-fn nd_reply(request: &[u8], ip: Ipv6Addr, mac: MacAddr) -> Option<Vec<u8>> {
-    let asked = request.len() >= 78 && icmpv6_type(request) == Some(SOLICITATION);
-    if !asked || address6(request, 62) != ip || source(request) == mac || address6(request, 22).is_unspecified() {
-        return None;
-    }
-    let to = address6(request, 22);
-    // It is solicited, and overrides what is known. The option has the sender's Ethernet address.
-    let mut message = [&[ADVERTISEMENT, 0, 0, 0, 0x60, 0, 0, 0][..], &ip.octets(), &[2, 1], &mac.0].concat();
-    let checksum = !sum6(ip, to, ICMPV6, &message);
-    message[2..4].copy_from_slice(&checksum.to_be_bytes());
-    Some(ethernet(source(request), mac, IPV6, &ipv6(ip, to, ICMPV6, 255, &message)))
-}
-
-/// Returns the reply of a host to an ARP request for its address.
-fn arp_reply(request: &[u8], ip: Ipv4Addr, mac: MacAddr) -> Option<Vec<u8>> {
-    let asked = request.len() >= 42 && ethertype(request) == ARP && word(request, 20) == 1;
-    let asked = asked && long(request, 38) == ip.to_bits() && source(request) != mac;
-    asked.then(|| {
-        let mut message = vec![0, 1, 8, 0, 6, 4, 0, 2];
-        message.extend(mac.0);
-        message.extend(ip.octets());
-        message.extend(&request[22..32]);
-        message.resize(46, 0);
-        ethernet(source(request), mac, ARP, &message)
-    })
 }

@@ -22,6 +22,7 @@ impl Model {
         let mut refused = self.take_unresolved();
         self.learn_reported();
         refused.extend(self.solicit());
+        self.learn_bindings();
         self.tick();
         for (slot, remote, payload) in returned {
             self.inner(slot, remote, &payload);
@@ -116,6 +117,7 @@ impl Model {
             self.stats[key.0].aged += 1;
             self.left(key.0, entry.place);
         }
+        self.age_bindings();
         self.moves.retain(|_, moves| second < moves.until);
         let is_unused = |(slot, remote): (usize, u8), it: &LearnedRemote| {
             let is_idle = self.learned_in(slot, |entry| entry.place == Place::Remote(remote)) == 0;
@@ -194,6 +196,7 @@ impl Model {
         let storm = |config: &Config, slot: usize| config.segments[slot].as_ref().map(|it| it.storm);
         self.buckets
             .retain(|(slot, _), _| storm(config, *slot).is_some() && storm(config, *slot) == storm(&old, *slot));
+        self.replace_static_bindings();
         let statics = self.statics();
         for key in old_statics.keys().filter(|key| !statics.contains_key(key)) {
             self.fdb.remove(key);

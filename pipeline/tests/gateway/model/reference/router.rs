@@ -60,7 +60,7 @@ impl Model {
     /// Takes a frame to the router of a slot.
     pub(super) fn route(&mut self, slot: usize, frame: &[u8]) {
         // The neighbour of a network answers.
-        if let Some(address) = wire::resolved_address(frame) {
+        if let Some(address) = wire::resolution::resolved_address(frame) {
             self.resolved.insert(address);
             return;
         }
