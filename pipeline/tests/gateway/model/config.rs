@@ -11,6 +11,11 @@ use wirepath_wire::MacAddr;
 use super::Input;
 use super::wire::{Kind, OUR_SID};
 
+mod routes;
+
+use routes::target;
+pub(crate) use routes::{Member, NETWORKS, Routes, Target, neighbour_slot, silent_at};
+
 pub(crate) const PORTS: [&str; 4] = ["wan", "lan", "lan2", "lan3"];
 /// Largest layer-3 packets of the ports.
 pub(crate) const PORT_MTU: [u16; 4] = [1500, 1500, 1400, 1300];
@@ -130,6 +135,11 @@ pub(crate) fn silent_host(network: u8) -> [IpAddr; 2] {
     addresses(network, 200)
 }
 
+/// Addresses of another such host, which is a member of groups.
+pub(crate) fn silent_member(network: u8) -> [IpAddr; 2] {
+    addresses(network, 201)
+}
+
 /// Addresses of a network over IPv4 that no host has.
 pub(crate) fn reserved_addresses(network: u8) -> [IpAddr; 2] {
     [addresses(network, 0)[0], addresses(network, 255)[0]]
@@ -188,43 +198,6 @@ pub(crate) struct Segment {
 pub(crate) const MOVE_WINDOW: u32 = 10;
 pub(crate) const FREEZE_TIME: u32 = 20;
 
-/// Target of a static route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    Blackhole,
-    Prohibit,
-    Unreachable,
-    /// The tunnel of this slot.
-    Tunnel(usize),
-    /// The router behind a remote of the first slot.
-    Router(u8),
-    /// The neighbour in the network of the first slot, or in that of [`GREEN`] in the second VRF.
-    Neighbour,
-    /// The route of the other VRF.
-    Lookup,
-}
-
-/// Networks of static routes. Some contain others, or networks of segments.
-pub(crate) const NETWORKS: [(IpAddr, u8); 9] = [
-    v4(50, 0, 16),
-    v4(60, 0, 16),
-    v4(60, 1, 24),
-    v4(0, 0, 8),
-    v4(2, 0, 16),
-    v6(0x50, 0, 32),
-    v6(0x60, 0, 32),
-    v6(0x60, 1, 48),
-    v6(2, 0, 32),
-];
-
-const fn v4(second: u8, third: u8, len: u8) -> (IpAddr, u8) {
-    (IpAddr::V4(Ipv4Addr::new(10, second, third, 0)), len)
-}
-
-const fn v6(second: u16, third: u16, len: u8) -> (IpAddr, u8) {
-    (IpAddr::V6(Ipv6Addr::new(0xfd00, second, third, 0, 0, 0, 0, 0)), len)
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// Settings of the slots in use.
@@ -232,8 +205,6 @@ pub(crate) struct Config {
     /// Targets of the routes to [`NETWORKS`] in each of [`VRFS`].
     pub(crate) routes: Routes,
 }
-
-pub(crate) type Routes = [[Option<Target>; NETWORKS.len()]; VRFS.len()];
 
 impl Config {
     pub(crate) fn read(input: &mut Input<'_>) -> Self {
@@ -323,16 +294,6 @@ impl Config {
         self.segments[slot].as_ref().filter(|segment| segment.vrf == vrf)
     }
 
-    /// Returns the route to a network in a VRF, if its target exists.
-    pub(crate) fn route(&self, vrf: usize, number: usize) -> Option<Target> {
-        self.routes[vrf][number].filter(|target| match target {
-            Target::Tunnel(slot) => self.segment_in(*slot, vrf).is_some(),
-            Target::Router(remote) => self.segment_in(0, vrf).is_some_and(|it| it.remotes.contains(remote)),
-            Target::Neighbour => self.segment_in(neighbour_slot(vrf), vrf).is_some(),
-            Target::Blackhole | Target::Prohibit | Target::Unreachable | Target::Lookup => true,
-        })
-    }
-
     /// Writes the configuration as a file.
     pub(crate) fn text(&self) -> String {
         let mut text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
@@ -349,55 +310,10 @@ impl Config {
         }
         text
     }
-
-    fn routes_text(&self, vrf: usize) -> Vec<String> {
-        let mut routes = Vec::new();
-        for (number, (network, len)) in NETWORKS.iter().enumerate() {
-            let Some(target) = self.route(vrf, number) else { continue };
-            let target = match target {
-                Target::Blackhole => "discard = 'blackhole'".to_owned(),
-                Target::Prohibit => "discard = 'prohibit'".to_owned(),
-                Target::Unreachable => "discard = 'unreachable'".to_owned(),
-                Target::Tunnel(slot) => format!("next_hops = [{{ segment = '{}' }}]", SLOTS[slot].name),
-                Target::Router(remote) => format!(
-                    "next_hops = [{{ segment = '{}', remote = '{}', mac = '{}' }}]",
-                    SLOTS[0].name,
-                    remote_address(remote),
-                    far_router(remote)
-                ),
-                Target::Neighbour => {
-                    let (addresses, _) = neighbour(SLOTS[neighbour_slot(vrf)].network.expect("a router"));
-                    format!("via = ['{}']", addresses[usize::from(network.is_ipv6())])
-                }
-                Target::Lookup => format!("lookup = '{}'", VRFS[1 - vrf]),
-            };
-            routes.push(format!("{{ to = '{network}/{len}', {target} }}"));
-        }
-        routes
-    }
-}
-
-/// Returns the slot whose neighbour is a next hop in this VRF.
-pub(crate) fn neighbour_slot(vrf: usize) -> usize {
-    [0, GREEN][vrf]
 }
 
 const MTU: [Option<u16>; 8] = [None, None, None, None, Some(1400), Some(1280), Some(600), Some(300)];
 const AGEING: [u32; 5] = [300, 0, 5, 30, 2];
-
-fn target(input: &mut Input<'_>) -> Option<Target> {
-    match input.byte() % 16 {
-        0 => Some(Target::Blackhole),
-        1 => Some(Target::Prohibit),
-        2 => Some(Target::Unreachable),
-        3 | 4 => Some(Target::Tunnel(GRE)),
-        5 | 6 => Some(Target::Tunnel(IPIP)),
-        7..=10 => Some(Target::Router(REMOTES[usize::from(input.byte()) % 4])),
-        11 | 12 => Some(Target::Neighbour),
-        13 => Some(Target::Lookup),
-        _ => None,
-    }
-}
 
 /// Returns limits of flooded frames, none for half of the values. The rates divide a second.
 fn storm(byte: u8) -> [Option<u32>; 3] {

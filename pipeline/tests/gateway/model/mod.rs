@@ -74,6 +74,8 @@ struct Lab {
     stepped: SteppedRuntime<Gateway>,
     control: GatewayControl,
     model: Model,
+    /// Models in which the flows of this step have other members of groups.
+    others: Vec<Model>,
     pool: Pool,
     ports: Vec<PortInfo>,
     remotes: Vec<UnderlayHost>,
@@ -104,6 +106,7 @@ impl Lab {
             stepped,
             control,
             model: Model::new(config),
+            others: Vec::new(),
             pool: pool.clone(),
             ports,
             remotes: remotes.into(),
@@ -147,6 +150,7 @@ impl Lab {
                     1..4 => config.change_route(input),
                     _ => config.change(input),
                 }
+                config.avoid_exchanged_members(&self.model.config);
                 self.settle();
                 self.reload(config);
             }
@@ -175,10 +179,28 @@ impl Lab {
         self.model.advance_to(self.now);
     }
 
+    /// Applies a change to all models that may be right.
+    fn each_model(&mut self, change: impl FnMut(&mut Model)) {
+        std::iter::once(&mut self.model).chain(&mut self.others).for_each(change);
+    }
+
+    /// Takes packets to a router. Flows of groups may have any of the members.
+    fn route(&mut self, packets: impl Fn(&mut Model)) {
+        let mut before = self.model.clone();
+        (before.pick, before.choices, self.model.pick, self.model.choices) = (0, 0, 0, 0);
+        packets(&mut self.model);
+        for pick in 1..self.model.choices {
+            let mut other = before.clone();
+            other.pick = pick;
+            packets(&mut other);
+            self.others.push(other);
+        }
+    }
+
     /// One turn of the control thread.
     fn turn(&mut self) {
         self.stepped.control(&mut self.control);
-        self.model.control();
+        self.each_model(Model::control);
     }
 
     /// Waits until no packet waits for a host that does not answer.
@@ -235,7 +257,8 @@ impl Lab {
             }
             assert!(turn < TURNS, "no end");
             // Resolution and its queues take several turns.
-            let is_at_rest = self.control.waiting_frames() == self.model.waiting_packets();
+            let waiting = self.control.waiting_frames();
+            let is_at_rest = [&self.model].into_iter().chain(&self.others).any(|it| it.waiting_packets() == waiting);
             if turn >= 2 && !answered && before == found.len() && is_at_rest {
                 break;
             }
@@ -278,7 +301,7 @@ impl Lab {
         let reply = addresses.into_iter().find_map(|ip| wire::resolution::reply(&request, ip, mac));
         let Some(reply) = reply else { return false };
         let reply = vlan.map_or_else(|| reply.clone(), |vlan| wire::tagged(&reply, vlan));
-        self.model.local(here.0, &reply);
+        self.each_model(|model| model.local(here.0, &reply));
         self.send(port, &[reply]);
         true
     }
@@ -295,6 +318,7 @@ impl Lab {
         }
         self.drops = after;
         let found = Effects { out: found, drops };
+        self.choose_model(&found);
         let expected = self.model.take_effects();
         self.check("frames and drops", &found.without(&expected), &expected.without(&found));
         let rows = self.fdb_rows();
@@ -316,6 +340,22 @@ impl Lab {
         let balance = self.stepped.balance();
         let waiting = self.model.waiting_packets().try_into().expect("a small number");
         self.check("packets in flight", &balance.in_flight(), &waiting);
+    }
+
+    /// Keeps the model that agrees with the gateway. If several do, the members of the flow stay unknown.
+    fn choose_model(&mut self, found: &Effects) {
+        let mut agreeing: Vec<Model> = std::mem::take(&mut self.others);
+        agreeing.retain_mut(|it| it.agrees(found));
+        let is_known = agreeing.len() + usize::from(self.model.agrees(found)) == 1;
+        if !self.model.agrees(found)
+            && let Some(other) = agreeing.pop()
+        {
+            self.model = other;
+        }
+        if !is_known {
+            self.model.forget_chosen();
+        }
+        self.model.end_choice();
     }
 
     fn rows(&mut self, table: &str) -> Vec<Vec<Value>> {

@@ -13,6 +13,7 @@ use super::wire::icmp::{self, comparable, comparable_packet};
 use super::wire::{self, Kind, Tunnelled, US, packets};
 
 mod control;
+mod groups;
 mod router;
 mod storm;
 mod suppression;
@@ -127,6 +128,12 @@ pub(crate) struct Model {
     /// IP addresses of hosts in segments with suppression, and claims that the control thread learns.
     bindings: HashMap<(usize, IpAddr), suppression::Binding>,
     claims: Vec<suppression::Claim>,
+    /// Members of the flows of groups.
+    flows: groups::Flows,
+    /// Number of the member that a new flow gets, the largest number of members that one had, and the flow.
+    pub(crate) pick: usize,
+    pub(crate) choices: usize,
+    chosen: Option<groups::Flow>,
     effects: Effects,
     /// Numbers of effects so far.
     pub(crate) tally: Tally,
@@ -163,11 +170,21 @@ impl Model {
             buckets: HashMap::new(),
             bindings: HashMap::new(),
             claims: Vec::new(),
+            flows: HashMap::new(),
+            pick: 0,
+            choices: 0,
+            chosen: None,
             effects: Effects::default(),
             tally: Tally::new(),
         };
         model.reload(config);
         model
+    }
+
+    /// Returns whether the gateway did what the model did.
+    pub(crate) fn agrees(&mut self, found: &Effects) -> bool {
+        self.effects.out.sort();
+        self.effects == *found
     }
 
     pub(crate) fn take_effects(&mut self) -> Effects {

@@ -180,7 +180,7 @@ impl Lab {
 
     fn send_routed(&mut self, port: PortId, frames: Vec<Vec<u8>>) {
         self.note(|| format!("routed frames at {}: {}", PORTS[port.index()], describe(&frames)));
-        frames.iter().for_each(|frame| self.model.local(port.index() as u16, frame));
+        self.route(|model| frames.iter().for_each(|frame| model.local(port.index() as u16, frame)));
         self.send(port, &frames);
         self.routed = Some((port, frames));
     }
@@ -193,7 +193,7 @@ impl Lab {
         let packet = routed_packet(input, 77);
         let (kind, id) = (SLOTS[slot].kind, SLOTS[slot].id);
         let packets = vec![packet; 1 + usize::from(how >> 6)];
-        packets.iter().for_each(|packet| self.model.tunnel(kind, id, remote, packet));
+        self.route(|model| packets.iter().for_each(|packet| model.tunnel(kind, id, remote, packet)));
         self.note(|| format!("{} from {}: {packets:x?}", kind.name(), remote_address(remote)));
         self.send_tunnelled(kind, id, remote, &packets);
     }

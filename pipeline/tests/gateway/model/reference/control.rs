@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::super::config::{Config, FREEZE_TIME, MOVE_WINDOW, NETWORKS, Place, SLOTS, Target, far_router, host};
+use super::super::config::{
+    Config, FREEZE_TIME, MOVE_WINDOW, Member, NETWORKS, Place, SLOTS, Target, far_router, host,
+};
 use super::super::wire::US;
 use super::{Entry, Key, LearnedRemote, Model, Moves, Stats, TUNNEL_PEER};
 
@@ -156,8 +158,15 @@ impl Model {
             }
         }
         for target in (0..NETWORKS.len()).filter_map(|number| self.config.route(0, number)) {
-            if let Target::Router(remote) = target {
-                statics.insert((0, far_router(remote)), Place::Remote(remote));
+            let members = match target {
+                Target::Router(remote) => vec![Member::Router(remote)],
+                Target::Group(mask) => self.config.members(0, mask),
+                _ => Vec::new(),
+            };
+            for member in members {
+                if let Member::Router(remote) = member {
+                    statics.insert((0, far_router(remote)), Place::Remote(remote));
+                }
             }
         }
         statics
@@ -196,6 +205,7 @@ impl Model {
         let storm = |config: &Config, slot: usize| config.segments[slot].as_ref().map(|it| it.storm);
         self.buckets
             .retain(|(slot, _), _| storm(config, *slot).is_some() && storm(config, *slot) == storm(&old, *slot));
+        self.replace_groups(&old);
         self.replace_static_bindings();
         let statics = self.statics();
         for key in old_statics.keys().filter(|key| !statics.contains_key(key)) {

@@ -7,7 +7,8 @@ use wirepath_packet::drops::DropReason;
 use wirepath_wire::MacAddr;
 
 use super::super::config::{
-    NETWORKS, Place, SLOTS, Target, far_router, neighbour, neighbour_slot, reserved_addresses, router_addresses,
+    Member, NETWORKS, Place, SLOTS, Target, far_router, neighbour, neighbour_slot, reserved_addresses,
+    router_addresses, silent_at,
 };
 use super::super::wire::{self, US, icmp, packets};
 use super::{From, Model};
@@ -29,6 +30,8 @@ enum Route {
     Connected(usize),
     Tunnel(usize),
     Discard(Target),
+    /// To members of a group: VRF and number of the route, and the members.
+    Group((usize, usize), u8),
     /// A network or broadcast address.
     NotUnicast,
     /// In the other VRF.
@@ -42,8 +45,20 @@ pub(super) struct Silent {
     deadline: u64,
     /// Time at which it is forgotten, as soon as it has failed.
     forget_at: Option<u64>,
+    /// It is a member of a group, and never forgotten.
+    pub(super) is_member: bool,
     /// Packets with the slots that they came from.
     queue: VecDeque<(usize, Vec<u8>)>,
+}
+
+impl Silent {
+    fn new(now: u64, is_member: bool) -> Self {
+        Self { solicitations: 1, deadline: now + RETRANSMIT, forget_at: None, is_member, queue: VecDeque::new() }
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.forget_at.is_some()
+    }
 }
 
 /// End of a packet that is not forwarded, with the error for its sender.
@@ -119,15 +134,20 @@ impl Model {
             self.count(if is_v6 { "hop limit over IPv6" } else { "TTL over IPv4" });
             return Err((DropReason::HopLimit, Some(Error::Other(icmp::TIME_EXCEEDED))));
         }
-        match route {
-            Route::Connected(out) => {
-                if self.silent.get(&(out, to)).is_some_and(|it| it.forget_at.is_some()) {
-                    self.count("packet to a host that has failed");
-                    return Err((DropReason::NoNeighbour, Some(Error::Other(icmp::HOST_UNREACHABLE))));
+        let route = match route {
+            Route::Group(of, mask) => match self.member_of(of, mask, packet) {
+                Member::Neighbour => to_neighbour(of.0),
+                Member::Silent => {
+                    let (out, host) = silent_at(of.0, is_v6);
+                    return self.send_to_silent(out, host, slot, frame);
                 }
-                self.unresolved.push((out, to, slot, frame.to_vec()));
-                Ok(())
-            }
+                Member::Tunnel(out) => Route::Tunnel(out),
+                Member::Router(remote) => Route::Forward(0, far_router(remote)),
+            },
+            route => route,
+        };
+        match route {
+            Route::Connected(out) => self.send_to_silent(out, to, slot, frame),
             Route::Forward(out, mac) => {
                 let neighbour = SLOTS[out].network.map(neighbour).filter(|(_, of)| *of == mac);
                 let address = neighbour.map(|(addresses, _)| addresses[usize::from(is_v6)]);
@@ -154,6 +174,16 @@ impl Model {
             }
             _ => unreachable!("the other routes are refused"),
         }
+    }
+
+    /// Lets a frame wait for a host that does not answer.
+    fn send_to_silent(&mut self, out: usize, host: IpAddr, slot: usize, frame: &[u8]) -> Result<(), Refusal> {
+        if self.silent.get(&(out, host)).is_some_and(Silent::has_failed) {
+            self.count("packet to a host that has failed");
+            return Err((DropReason::NoNeighbour, Some(Error::Other(icmp::HOST_UNREACHABLE))));
+        }
+        self.unresolved.push((out, host, slot, frame.to_vec()));
+        Ok(())
     }
 
     /// Forwards a frame to an Ethernet address, which is at this place, in a segment. A packet that is too long is
@@ -252,11 +282,9 @@ impl Model {
             let route = match target {
                 Target::Tunnel(slot) => Route::Tunnel(slot),
                 Target::Router(remote) => Route::Forward(0, far_router(remote)),
-                Target::Neighbour => {
-                    let slot = neighbour_slot(vrf);
-                    Route::Forward(slot, neighbour(SLOTS[slot].network.expect("a router")).1)
-                }
+                Target::Neighbour => to_neighbour(vrf),
                 Target::Lookup => Route::Lookup,
+                Target::Group(mask) => Route::Group((vrf, number), mask),
                 discard => Route::Discard(discard),
             };
             offer(network, len, route);
@@ -271,11 +299,10 @@ impl Model {
 
     /// Lets packets wait that a worker could not send. They are refused later.
     pub(super) fn take_unresolved(&mut self) -> Vec<(usize, Vec<u8>)> {
-        let (mut refused, deadline) = (Vec::new(), self.milliseconds() + RETRANSMIT);
+        let (mut refused, now) = (Vec::new(), self.milliseconds());
         for (out, to, slot, frame) in std::mem::take(&mut self.unresolved) {
             self.count(if to.is_ipv6() { "silent host, IPv6" } else { "silent host, IPv4" });
-            let new = || Silent { solicitations: 1, deadline, forget_at: None, queue: VecDeque::new() };
-            let host = self.silent.entry((out, to)).or_insert_with(new);
+            let host = self.silent.entry((out, to)).or_insert_with(|| Silent::new(now, false));
             // A new packet takes the place of the oldest one (RFC 4861 section 7.2.2).
             if host.queue.len() >= QUEUE {
                 refused.extend(host.queue.pop_front());
@@ -288,6 +315,9 @@ impl Model {
     /// Asks hosts again that have not answered, or gives up. Returns packets to be refused.
     pub(super) fn solicit(&mut self) -> Vec<(usize, Vec<u8>)> {
         let (mut refused, now) = (Vec::new(), self.milliseconds());
+        for host in self.config.silent_members().into_keys() {
+            self.silent.entry(host).or_insert_with(|| Silent::new(now, true));
+        }
         for host in self.silent.values_mut().filter(|it| it.forget_at.is_none() && now >= it.deadline) {
             if host.solicitations < ATTEMPTS {
                 host.solicitations += 1;
@@ -297,7 +327,7 @@ impl Model {
                 refused.extend(host.queue.drain(..));
             }
         }
-        self.silent.retain(|_, host| host.forget_at.is_none_or(|at| now < at));
+        self.silent.retain(|_, host| host.is_member || host.forget_at.is_none_or(|at| now < at));
         refused
     }
 
@@ -308,6 +338,12 @@ impl Model {
             self.refuse(slot, &frame, DropReason::NoNeighbour, Some(Error::Other(icmp::HOST_UNREACHABLE)));
         }
     }
+}
+
+/// Returns the route to the neighbour that is a next hop in a VRF.
+fn to_neighbour(vrf: usize) -> Route {
+    let slot = neighbour_slot(vrf);
+    Route::Forward(slot, neighbour(SLOTS[slot].network.expect("a router")).1)
 }
 
 /// Returns whether an address is in a network with this number of bits.

@@ -234,3 +234,12 @@ pub(super) fn protocol(packet: &[u8]) -> (u8, usize) {
 pub(crate) fn is_udp(packet: &[u8]) -> bool {
     protocol(packet).0 == UDP
 }
+
+/// Returns the fields that the packets of a flow have in common: addresses, protocol and ports. Packets without ports,
+/// and those with options, are flows of their own.
+pub(crate) fn flow(packet: &[u8]) -> Vec<u8> {
+    let (src, dst, _) = ends(packet);
+    let (number, at) = protocol(packet);
+    let ports = if number == UDP && !fragment(packet).1 { &packet[at..at + 4] } else { &[] };
+    format!("{src} {dst} {number} {at} {:?} {ports:?}", fragment(packet)).into_bytes()
+}
