@@ -23,7 +23,7 @@ const NOBODY: u32 = 65_534;
 /// Returns what ports of a driver need.
 fn needed(driver: &str) -> u64 {
     match driver {
-        "af_packet" => NET_RAW | NET_ADMIN | BPF,
+        "af_packet" | "xdp_live" => NET_RAW | NET_ADMIN | BPF,
         "af_xdp" => NET_RAW | NET_ADMIN | BPF | IPC_LOCK,
         "tap" => NET_ADMIN,
         "mlx5" | "mana" | "verbs" => NET_RAW | IPC_LOCK,

@@ -72,8 +72,8 @@ impl Place {
                 place(false, PORTS, &format!("[{path}]\n"))
             }
             "port" => place(false, "[l2fwd]\nmode = \"bridge\"\n", "[[port]]\nname = \"a\"\ndevice = \"eth3\"\n"),
-            "port.null" | "port.pcap" | "port.memory" | "port.tap" | "port.verbs" | "port.mlx5" | "port.mana"
-            | "port.af_xdp" | "port.af_packet" | "port.auto" | "port.null.vxlan" => {
+            "port.null" | "port.pcap" | "port.memory" | "port.tap" | "port.xdp_live" | "port.verbs" | "port.mlx5"
+            | "port.mana" | "port.af_xdp" | "port.af_packet" | "port.auto" | "port.null.vxlan" => {
                 let driver = path.split('.').nth(1)?;
                 // The example of pcap names a file itself.
                 let device = if driver == "pcap" { "" } else { "device = \"eth3\"\n" };

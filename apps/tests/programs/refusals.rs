@@ -410,7 +410,7 @@ fn a_missing_privilege_is_one_line_with_the_remedy() {
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let binary = folder.path().join("l2fwd");
     copy_program(L2FWD, &binary);
-    for driver in ["af_packet", "af_xdp", "auto", "tap"] {
+    for driver in ["af_packet", "af_xdp", "auto", "tap", "xdp_live"] {
         let device = if driver == "tap" { "wptap0" } else { "a0" };
         let config = folder.path().join(format!("{driver}.toml"));
         let text = format!(

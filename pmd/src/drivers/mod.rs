@@ -143,6 +143,8 @@ pub static DRIVERS: &[&dyn Driver] = &[
     &kernel::af_packet::AfPacket,
     #[cfg(feature = "kernel")]
     &kernel::tap::Tap,
+    #[cfg(feature = "kernel")]
+    &kernel::xdp_live::XdpLive,
     &r#virtual::memory::Memory,
     &r#virtual::null::Null,
     #[cfg(feature = "pcap")]
@@ -174,6 +176,8 @@ pub static LEFT_OUT: &[LeftOut] = &[
     LeftOut { name: "af_packet", feature: "kernel", in_auto: true },
     #[cfg(not(feature = "kernel"))]
     LeftOut { name: "tap", feature: "kernel", in_auto: false },
+    #[cfg(not(feature = "kernel"))]
+    LeftOut { name: "xdp_live", feature: "kernel", in_auto: false },
     #[cfg(not(feature = "pcap"))]
     LeftOut { name: "pcap", feature: "pcap", in_auto: false },
 ];
@@ -622,7 +626,7 @@ mod tests {
         let mut all: Vec<_> = built_in.chain(left_out).collect();
         all.sort_unstable();
         let auto = ["af_packet", "af_xdp", "mana", "mlx5"].map(|name| (name, true));
-        let others = ["auto", "memory", "null", "pcap", "tap", "verbs"].map(|name| (name, false));
+        let others = ["auto", "memory", "null", "pcap", "tap", "verbs", "xdp_live"].map(|name| (name, false));
         let mut expected = [&auto[..], &others[..]].concat();
         expected.sort_unstable();
         assert_eq!(all, expected);

@@ -107,6 +107,10 @@ contract! {
     null: crate::fixtures::null::Null;
     pcap: crate::fixtures::pcap::Pcap;
     tap: crate::fixtures::tap::Tap;
+    xdp_live: crate::fixtures::xdp_live::XdpLive { keys: "driver = \"xdp_live\"\n" };
+    xdp_live_short_bursts: crate::fixtures::xdp_live::XdpLive {
+        keys: "driver = \"xdp_live\"\n[port.xdp_live]\nburst = 3\n",
+    };
 }
 
 /// Child process of [`properties::kill`]: this test, with a port in the environment. Without one it does

@@ -10,6 +10,7 @@ mod af_packet;
 mod af_xdp;
 mod reattach;
 mod tap;
+mod xdp_live;
 mod xdp_rules;
 
 use wirepath_testlab::CountingAllocator;

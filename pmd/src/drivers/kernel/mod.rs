@@ -8,3 +8,5 @@ pub mod af_xdp;
 pub(crate) mod common;
 #[cfg(feature = "kernel")]
 pub mod tap;
+#[cfg(feature = "kernel")]
+pub mod xdp_live;

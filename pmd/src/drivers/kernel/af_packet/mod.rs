@@ -130,6 +130,11 @@ impl Options {
         self.exclusive = exclusive;
         self
     }
+
+    /// Segments superframes as they are received.
+    pub(in crate::drivers::kernel) fn cut_superframes(self) -> Self {
+        Self { keep_superframes: false, ..self }
+    }
 }
 
 impl Driver for AfPacket {

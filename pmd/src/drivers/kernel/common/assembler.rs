@@ -7,11 +7,15 @@ pub(crate) mod function {
     pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
     pub(crate) const MAP_UPDATE_ELEM: i32 = 2;
     pub(crate) const MAP_DELETE_ELEM: i32 = 3;
+    pub(crate) const REDIRECT: i32 = 23;
     pub(crate) const SKB_LOAD_BYTES: i32 = 26;
+    pub(crate) const XDP_ADJUST_TAIL: i32 = 65;
     /// Linux 5.18.
     pub(crate) const XDP_GET_BUFF_LEN: i32 = 188;
     /// Linux 5.18.
     pub(crate) const XDP_LOAD_BYTES: i32 = 189;
+    /// Linux 5.18.
+    pub(crate) const XDP_STORE_BYTES: i32 = 190;
 }
 
 /// Returns a 16-bit field in network order, as a program loads it.
@@ -94,6 +98,7 @@ pub(crate) struct Assembler {
 }
 
 const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
 const PSEUDO_KFUNC_CALL: u8 = 2;
 
 impl Assembler {
@@ -189,6 +194,12 @@ impl Assembler {
     /// `to` = address of the map with this descriptor.
     pub(crate) fn load_map(&mut self, to: Register, descriptor: i32) {
         self.emit(0x18, to as u8, PSEUDO_MAP_FD, 0, descriptor);
+        self.emit(0, 0, 0, 0, 0);
+    }
+
+    /// `to` = address of the value of the array map with this descriptor, which has one entry (Linux 5.2).
+    pub(crate) fn load_value(&mut self, to: Register, descriptor: i32) {
+        self.emit(0x18, to as u8, PSEUDO_MAP_VALUE, 0, descriptor);
         self.emit(0, 0, 0, 0, 0);
     }
 

@@ -4,7 +4,10 @@
 //! The commands of bpf(2) that drivers need. Attributes: `union bpf_attr` in `linux/bpf.h`.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -32,6 +35,9 @@ pub(crate) const MAP_XSK: u32 = 17;
 pub(crate) const HAS_FRAGS: u32 = 1 << 5;
 /// `BPF_F_XDP_DEV_BOUND_ONLY`: the program may read the device's metadata.
 pub(crate) const DEVICE_BOUND: u32 = 1 << 6;
+
+/// `BPF_F_MMAPABLE` (Linux 5.5): a process can map the values of an array into its memory.
+const MMAPABLE: u32 = 1 << 10;
 
 /// `BPF_F_TEST_XDP_LIVE_FRAMES` (Linux 5.18): the kernel executes the program's action on the frame.
 const LIVE_FRAMES: u32 = 1 << 1;
@@ -150,6 +156,54 @@ impl Map {
     /// Returns the raw descriptor, for programs that refer to the map.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.descriptor.as_raw_fd()
+    }
+}
+
+/// An array map of one value, which is mapped into the memory of this process. Programs access it by its address
+/// ([`super::assembler::Assembler::load_value`]).
+#[derive(Debug)]
+pub(crate) struct MappedValue {
+    map: Map,
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, whichever thread has it.
+unsafe impl Send for MappedValue {}
+
+impl MappedValue {
+    /// Creates a value of `bytes` bytes, a multiple of 8 and of the page size.
+    pub(crate) fn new(bytes: u32) -> io::Result<Self> {
+        let mut attribute = BpfAttr::new(&[(0, MAP_ARRAY), (1, 4), (2, bytes), (3, 1), (4, MMAPABLE)]);
+        // SAFETY: the attributes hold no pointers, and BPF_MAP_CREATE returns a new descriptor.
+        let map = Map { descriptor: unsafe { attribute.open(MAP_CREATE, 72) }? };
+        let bytes = bytes as usize;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let fd = map.descriptor.as_fd();
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
+        let memory = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { map, memory, bytes })
+    }
+
+    /// Returns the value. A program may access it only within a call of [`Program::run_burst`], for which the caller
+    /// gives up the borrow.
+    #[inline]
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this length and lives as long as `self`, which is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
+    }
+
+    /// Returns the raw descriptor, for programs that refer to the map.
+    pub(crate) fn raw_fd(&self) -> i32 {
+        self.map.raw_fd()
+    }
+}
+
+impl Drop for MappedValue {
+    fn drop(&mut self) {
+        // SAFETY: the mapping has this address and length, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.bytes) };
     }
 }
 
@@ -325,6 +379,21 @@ impl Program {
         attribute.0[18] = 1;
         // SAFETY: the kernel reads the frame and the context, which outlive the call with the lengths given.
         // The command writes no output.
+        unsafe { attribute.call(PROG_TEST_RUN, 80) }.map(drop)
+    }
+
+    /// Runs the program on `frames` copies of a frame, and executes its action on each. The frames seem to come from
+    /// the loopback interface of the calling thread's network namespace. `value` is what the program reads and writes.
+    ///
+    /// # Errors
+    /// The program may have run on some of the frames: `EINTR` after a signal, `ENOMEM` without free pages.
+    pub(crate) fn run_burst(&self, frame: &[u8], frames: u32, value: &mut MappedValue) -> io::Result<()> {
+        let mut attribute =
+            BpfAttr::new(&[(0, self.raw_fd() as u32), (2, frame.len() as u32), (8, frames), (16, LIVE_FRAMES)])
+                .pointer(4, frame.as_ptr());
+        let _exclusive = value.bytes();
+        // SAFETY: the kernel reads the frame, which outlives the call with the length given. The program accesses the
+        // mapped value, which is borrowed mutably. The command writes no output.
         unsafe { attribute.call(PROG_TEST_RUN, 80) }.map(drop)
     }
 

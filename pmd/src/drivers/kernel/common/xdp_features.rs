@@ -14,6 +14,7 @@ const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_A_DEV_XDP_RX_METADATA_FEATURES: u16 = 5;
 
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
+const NETDEV_XDP_ACT_NDO_XMIT: u64 = 4;
 const NETDEV_XDP_ACT_XSK_ZEROCOPY: u64 = 8;
 const NETDEV_XDP_ACT_RX_SG: u64 = 32;
 const NETDEV_XDP_RX_METADATA_VLAN_TAG: u64 = 4;
@@ -23,6 +24,8 @@ const NETDEV_XDP_RX_METADATA_VLAN_TAG: u64 = 4;
 pub(crate) struct XdpFeatures {
     /// The driver supports native XDP.
     pub(crate) native: bool,
+    /// The interface sends frames that XDP programs redirect to it.
+    pub(crate) sends: bool,
     /// AF_XDP works without a copy.
     pub(crate) zero_copy: bool,
     /// Frames may have several buffers.
@@ -57,6 +60,7 @@ pub(crate) fn query(interface: u32) -> Option<XdpFeatures> {
                 (bits(NETDEV_A_DEV_XDP_FEATURES), bits(NETDEV_A_DEV_XDP_RX_METADATA_FEATURES).unwrap_or(0));
             features = xdp.map(|xdp| XdpFeatures {
                 native: xdp & NETDEV_XDP_ACT_BASIC != 0,
+                sends: xdp & NETDEV_XDP_ACT_NDO_XMIT != 0,
                 zero_copy: xdp & NETDEV_XDP_ACT_XSK_ZEROCOPY != 0,
                 fragments: xdp & NETDEV_XDP_ACT_RX_SG != 0,
                 vlan_tag: metadata & NETDEV_XDP_RX_METADATA_VLAN_TAG != 0,
