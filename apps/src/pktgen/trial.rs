@@ -928,8 +928,9 @@ fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
 fn since(now: &QueueStats, before: &QueueStats) -> QueueStats {
     let was = |reason: DropReason| before.drops.iter().find(|(other, _)| *other == reason).map_or(0, |(_, n)| *n);
     QueueStats {
-        packets: now.packets - before.packets,
-        bytes: now.bytes - before.bytes,
+        // Packets that a port finds unsent do not count any more.
+        packets: now.packets.saturating_sub(before.packets),
+        bytes: now.bytes.saturating_sub(before.bytes),
         injected_copies: now.injected_copies - before.injected_copies,
         drops: now.drops.iter().map(|&(reason, n)| (reason, n - was(reason))).filter(|(_, n)| *n > 0).collect(),
         ..now.clone()

@@ -287,6 +287,31 @@ fn a_reflector_returns_every_packet() {
     assert!(found["latency_ns"]["min"].as_u64().unwrap() > 0 && summary.contains("\"tx_packets\""), "{json}");
 }
 
+/// Live frames of XDP: they are recycled with their former contents and lengths, and go in bursts.
+#[test]
+fn live_frames_keep_order_contents_and_counts() {
+    require!(all Requirement::LAB);
+    require!(Requirement::Kernel(5, 18), Requirement::Program("ethtool"));
+    let (_lab, left, right) = cable("live");
+    let live = ["--port", "xdp_live:east", "--count", "6000", "--rate", "20kpps", "--size", "64,570,1518,68,1000"];
+    let run = || left.run(&[&[WIREPATH, "--json", "-q", "pktgen", "--no-self-check"][..], &live].concat());
+    let refused = run();
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("switch GRO on there (`ethtool -K PEER gro on`)"), "{}", refused.stderr);
+    right.run(&["ethtool", "-K", "west", "gro", "on"]).expect();
+    let reflector = right.spawn(&[WIREPATH, "--json", "-q", "pktgen", "reflect", "--port", "af_packet:west"]);
+    std::thread::sleep(Duration::from_secs(2));
+    let json: Value = serde_json::from_str(&run().expect()).unwrap();
+    reflector.terminate(Duration::from_secs(20)).expect();
+    let found = &json["result"];
+    for (figure, wanted) in
+        [("sent", 6000), ("lost", 0), ("reordered", 0), ("duplicates", 0), ("corrupt", 0), ("foreign", 0)]
+    {
+        assert_eq!(found[figure], wanted, "{figure}: {json}");
+    }
+    assert_eq!(left.statistic("east", "tx_dropped"), 0);
+}
+
 #[test]
 fn testpmd_as_a_reflector_loses_nothing() {
     require!(all Requirement::LAB);
