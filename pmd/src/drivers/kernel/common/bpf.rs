@@ -42,6 +42,11 @@ const MMAPABLE: u32 = 1 << 10;
 /// `BPF_F_TEST_XDP_LIVE_FRAMES` (Linux 5.18): the kernel executes the program's action on the frame.
 const LIVE_FRAMES: u32 = 1 << 1;
 
+/// Live frames that the kernel makes at once, and pages that the pool of a call keeps. Frames that receivers still hold
+/// at the end of a call come back to its pool. The kernel frees it up to a second later (`page_pool_release_retry` in
+/// net/core/page_pool.c). With the usual 64, slow receivers make that gigabytes.
+const LIVE_BATCH: u32 = 16;
+
 /// `XDP_FLAGS_SKB_MODE`: generic XDP.
 pub(crate) const GENERIC: u32 = 1 << 1;
 /// `XDP_FLAGS_DRV_MODE`: native XDP.
@@ -391,6 +396,7 @@ impl Program {
         let mut attribute =
             BpfAttr::new(&[(0, self.raw_fd() as u32), (2, frame.len() as u32), (8, frames), (16, LIVE_FRAMES)])
                 .pointer(4, frame.as_ptr());
+        attribute.0[18] = LIVE_BATCH;
         let _exclusive = value.bytes();
         // SAFETY: the kernel reads the frame, which outlives the call with the length given. The program accesses the
         // mapped value, which is borrowed mutably. The command writes no output.

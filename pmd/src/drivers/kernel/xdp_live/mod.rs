@@ -55,7 +55,7 @@ const ASK: Duration = Duration::from_millis(250);
 /// Operation that needs privileges.
 const SENDING: &str = "sending live frames";
 
-const BURST: Key<WithDefault<Integer<u32>>> = Key::integer("burst", 1..=16_384).unit("packets").default(256).about(
+const BURST: Key<WithDefault<Integer<u32>>> = Key::integer("burst", 1..=16_384).unit("packets").default(512).about(
     "Packets that one system call sends at most. A call blocks its worker for about 20 us, and 0.2 us more for each \
          packet.",
 );
