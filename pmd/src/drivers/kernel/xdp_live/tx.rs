@@ -132,12 +132,19 @@ impl Sender {
             self.set_word(NEXT, FIRST as u64);
         }
         loop {
-            let left = u64::from(self.collected.frames).saturating_sub(self.word(TAKEN)) as u32;
+            let taken = self.word(TAKEN);
+            let left = u64::from(self.collected.frames).saturating_sub(taken) as u32;
             if left == 0 {
                 break;
             }
             let frame = &TEMPLATE[..self.collected.live_len];
-            let Err(error) = self.program.run_burst(frame, left, &mut self.value) else { continue };
+            let Err(error) = self.program.run_burst(frame, left, &mut self.value) else {
+                if self.word(TAKEN) == taken {
+                    // The call succeeds and the program takes nothing: another try would not end.
+                    return self.discard(DropReason::TxError);
+                }
+                continue;
+            };
             match error.raw_os_error() {
                 // A signal interrupts the call between two parts of the burst.
                 Some(libc::EINTR) => {}
