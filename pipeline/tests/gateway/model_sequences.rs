@@ -7,6 +7,9 @@ use crate::model::{self, Tally};
 /// Sequences of each run.
 const SEQUENCES: u64 = 2000;
 
+/// Further sequences, which found errors: a neighbour that a reload forgot and that is asked anew was given up early.
+const FOUND: [u64; 1] = [12_682];
+
 /// Prints the seed of a sequence that fails.
 struct Seed(u64);
 
@@ -75,7 +78,7 @@ fn random_sequences_agree_with_the_model() {
         let (first, end) = seeds.split_once("..").expect("FIRST..END");
         first.parse().expect("a number")..end.parse().expect("a number")
     });
-    for seed in seeds.clone().unwrap_or(0..SEQUENCES) {
+    for seed in seeds.clone().unwrap_or(0..SEQUENCES).chain(FOUND) {
         for (effect, count) in run(seed, &pool) {
             *all.entry(effect).or_default() += count;
         }

@@ -230,6 +230,10 @@ impl RouterControl {
     ) {
         self.install_segments(config, places, vrfs, mac);
         self.forget_lost_neighbours(now);
+        // A neighbour that is asked anew has its whole time to answer.
+        let segments = &self.segments;
+        let is_known = |segment: u16, ip: IpAddr| segments.get(&segment)?.neighbours.state(ip);
+        self.failed.retain(|(_, segment, ip)| is_known(*segment, *ip).is_some());
         let desired = desired_routes(config, places, vrfs);
         let gone: Vec<(u16, NetworkPrefix)> =
             self.installed.keys().filter(|key| !desired.contains_key(key)).copied().collect();

@@ -255,7 +255,11 @@ impl Lab {
                 answered |=
                     if port == WAN { self.underlay(bytes, &mut found) } else { self.lan(port, bytes, &mut found) };
             }
-            assert!(turn < TURNS, "no end");
+            if turn >= TURNS {
+                let waiting = (self.control.waiting_frames(), self.model.waiting_packets());
+                self.check("packets that wait", &waiting.0, &waiting.1);
+                panic!("no end");
+            }
             // Resolution and its queues take several turns.
             let waiting = self.control.waiting_frames();
             let is_at_rest = [&self.model].into_iter().chain(&self.others).any(|it| it.waiting_packets() == waiting);
