@@ -264,8 +264,8 @@ fn routed_packet(input: &mut Input<'_>, network: u8) -> Vec<u8> {
             _ => Ipv6Addr::new([0xfe80, 0xff0e][to >> 5 & 1], 0, 0, 0, 0, 0, 0, 9).into(),
         },
         _ => match NETWORKS[(to >> 5 | to << 3) % NETWORKS.len()].0 {
-            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | 0x0101 + u32::from(how & 1)).into(),
-            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | 1 + u128::from(how & 1)).into(),
+            IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() | (0x0101 + u32::from(how & 1))).into(),
+            IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() | 1 << 64 | (1 + u128::from(how & 1))).into(),
         },
     };
     let mut src = addresses(network, 20 + (how >> 1 & 1))[usize::from(dst.is_ipv6())];
