@@ -378,6 +378,10 @@ impl GatewayControl {
 
     /// Puts changed remotes in force, unless the last change was too short ago. Call this in each tick.
     pub fn update_external_remotes(&mut self, ports: &[PortInfo], seconds: u32) {
+        if self.external.groups.refused() > 0 {
+            // Other groups may have gone.
+            self.update_external_groups();
+        }
         if self.external.changed.is_empty() || self.external.next_change.is_some_and(|next| Instant::now() < next) {
             return;
         }
@@ -397,20 +401,22 @@ impl GatewayControl {
         for vni in changed {
             self.place_segment(vni, seconds);
         }
+        // Groups with a router behind them may have members now.
+        self.update_lost_routers();
         self.external.next_change = Some(Instant::now() + begin.elapsed() * TIME_SHARE);
     }
 
     /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps
     /// out, have no share.
     pub(super) fn update_external_groups(&mut self) {
-        let Self { external: External { segments, indices, groups, .. }, bfd, aged_at: seconds, .. } = self;
+        let Self { external: External { segments, indices, groups, changed, .. }, bfd, aged_at: seconds, .. } = self;
         let seconds = *seconds;
         let is_used = |vni, id: u32| segments.get(&vni).is_some_and(|segment| segment.groups.contains_key(&id));
         let remote = |vni, vtep| {
             let index = indices.get(&(vni, vtep)).copied()?;
             Some(Candidate { index, is_lost: bfd.is_lost(index) })
         };
-        let updated = groups.update(seconds, is_used, remote);
+        let updated = groups.update(seconds, is_used, |vni| changed.contains(&vni), remote);
         if updated.shares {
             self.tables.groups.replace(groups.published().clone());
         }
@@ -478,7 +484,7 @@ impl GatewayControl {
     fn place_external(&mut self, vni: u32, mac: MacAddr, seconds: u32) {
         let Some(index) = self.index_of_vni(vni) else { return };
         let key = Key::new(index, mac);
-        let External { segments, indices, groups, .. } = &self.external;
+        let External { segments, indices, groups, changed, .. } = &self.external;
         let place = segments.get(&vni).and_then(|segment| segment.macs.get(&mac));
         let destination = place.and_then(|place| match place {
             ExternalPlace::Vtep(vtep) => indices.get(&(vni, *vtep)).map(|index| Destination::Remote(*index)),
@@ -486,7 +492,8 @@ impl GatewayControl {
                 // Like an address behind a VTEP, one behind a group has to wait for a remote.
                 let members = groups.members(*id);
                 let has_remote = members.iter().any(|(vtep, _)| indices.contains_key(&(vni, *vtep)));
-                let index = groups.index(vni, *id).filter(|_| has_remote || members.is_empty());
+                let has_to_wait = !has_remote && !members.is_empty() && changed.contains(&vni);
+                let index = groups.index(vni, *id).filter(|_| !has_to_wait);
                 index.map(Destination::Group)
             }
         });

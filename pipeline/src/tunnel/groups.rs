@@ -132,12 +132,13 @@ impl Groups {
         &self.published
     }
 
-    /// Brings the groups up to date. `is_used` tells whether a segment has addresses behind a group. `remote` returns
-    /// the remote of a VTEP in a segment.
+    /// Brings the groups up to date. `is_used` tells whether a segment has addresses behind a group. `is_pending` tells
+    /// whether the remotes of a segment change soon. `remote` returns the remote of a VTEP in a segment.
     pub(super) fn update(
         &mut self,
         now: u32,
         is_used: impl Fn(u32, u32) -> bool,
+        is_pending: impl Fn(u32) -> bool,
         remote: impl Fn(u32, IpAddr) -> Option<Candidate>,
     ) -> Updated {
         let mut updated = Updated::default();
@@ -173,7 +174,7 @@ impl Groups {
             };
             let remotes: Vec<(Candidate, u16)> =
                 self.members(id).iter().filter_map(|(vtep, weight)| Some((remote(vni, *vtep)?, *weight))).collect();
-            if remotes.is_empty() && !self.members(id).is_empty() {
+            if remotes.is_empty() && !self.members(id).is_empty() && is_pending(vni) {
                 // The VTEPs become remotes later. Those of before carry the flows until then.
                 continue;
             }
@@ -226,7 +227,7 @@ mod tests {
         let mut groups = with(&[(10, &[(2, 1), (3, 3)]), (11, &[(2, 1)])]);
         let update = |groups: &mut Groups, now, key: (u32, u32), used| {
             groups.mark(key.0, key.1);
-            groups.update(now, |_, _| used, remote).shares
+            groups.update(now, |_, _| used, |_| false, remote).shares
         };
         assert!(update(&mut groups, 0, (1, 10), true));
         assert!(!update(&mut groups, 0, (1, 10), true), "nothing changed");
@@ -246,19 +247,25 @@ mod tests {
     fn members_that_are_no_remotes_yet_leave_the_former_ones() {
         let mut groups = with(&[(10, &[(2, 1), (3, 1)])]);
         groups.mark(1, 10);
-        groups.update(0, |_, _| true, remote);
+        groups.update(0, |_, _| true, |_| true, remote);
         groups.set_members(10, vec![(vtep(4), 1)]);
         groups.mark(1, 10);
-        assert_eq!(groups.update(0, |_, _| true, |_, _| None), Updated::default());
+        assert_eq!(groups.update(0, |_, _| true, |_| true, |_, _| None), Updated::default());
         assert_eq!(groups.published.members(0).len(), 2);
         groups.mark_all();
-        assert!(groups.update(0, |_, _| true, remote).shares);
+        assert!(groups.update(0, |_, _| true, |_| true, remote).shares);
         assert_eq!(groups.published.members(0), [GroupMember { next_hop: 104, weight: 1 }]);
         // A remote that is down carries nothing, also if it is the only one.
         let lost = |vni, vtep| Some(Candidate { is_lost: true, ..remote(vni, vtep)? });
         groups.mark_all();
-        assert!(groups.update(0, |_, _| true, lost).shares);
+        assert!(groups.update(0, |_, _| true, |_| true, lost).shares);
         assert_eq!(groups.published.choose(Destination::Group(0), 7), Destination::Group(0));
+        // VTEPs that will be no remotes leave none: the indices of before may soon belong to others.
+        groups.mark_all();
+        groups.update(0, |_, _| true, |_| true, remote);
+        groups.mark_all();
+        assert!(groups.update(0, |_, _| true, |_| false, |_, _| None).shares);
+        assert_eq!(groups.published.members(0), []);
     }
 
     #[test]
@@ -266,14 +273,14 @@ mod tests {
         let mut groups = with(&[(10, &[(2, 1)])]);
         groups.numbers = Indices::new(2);
         (1..=3).for_each(|vni| groups.mark(vni, 10));
-        groups.update(0, |_, _| true, remote);
+        groups.update(0, |_, _| true, |_| false, remote);
         let refused = (1..=3).find(|vni| groups.index(*vni, 10).is_none()).unwrap();
         assert_eq!((groups.refused(), groups.indices.len()), (1, 2));
         let other = refused % 3 + 1;
         groups.mark(other, 10);
         let is_used = |vni, _| vni != other;
-        assert_eq!(groups.update(1, is_used, remote), Updated::default());
-        let updated = groups.update(1 + REUSE_DELAY, is_used, remote);
+        assert_eq!(groups.update(1, is_used, |_| false, remote), Updated::default());
+        let updated = groups.update(1 + REUSE_DELAY, is_used, |_| false, remote);
         assert_eq!(updated, Updated { shares: true, found_room: HashSet::from([refused]) });
         assert_eq!((groups.refused(), groups.index(refused, 10).is_some()), (0, true));
     }
@@ -282,7 +289,7 @@ mod tests {
     fn heavy_weights_take_bounded_memory() {
         let mut groups = with(&[(10, &[(2, u16::MAX), (3, u16::MAX)])]);
         groups.mark(1, 10);
-        groups.update(0, |_, _| true, remote);
+        groups.update(0, |_, _| true, |_| false, remote);
         let share = &groups.published.shares[0];
         assert_eq!((share.buckets().len() <= MAX_BUCKETS, share.buckets_of(102)), (true, share.buckets_of(103)));
     }

@@ -275,6 +275,12 @@ impl<P> Neighbours<P> {
         self.entries.get(&ip).map(|entry| entry.state)
     }
 
+    /// Returns whether a neighbour has not answered all its solicitations, and has no Ethernet address. One that is
+    /// asked for the first time has not failed.
+    pub fn has_failed(&self, ip: IpAddr) -> bool {
+        self.entries.get(&ip).is_some_and(|entry| entry.failures > 0 && entry.mac.is_none())
+    }
+
     /// Number of queued packets.
     pub fn waiting(&self) -> usize {
         self.entries.values().map(|entry| entry.queue.len()).sum()

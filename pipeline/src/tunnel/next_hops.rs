@@ -183,6 +183,11 @@ impl NextHops {
         self.neighbours.state(next_hop)
     }
 
+    /// Returns whether an address has not answered all its solicitations.
+    pub(super) fn has_failed(&self, ip: IpAddr) -> bool {
+        self.neighbours.has_failed(ip)
+    }
+
     /// Returns whether frames are held although the Ethernet address is known.
     pub(super) fn is_held(&self, next_hop: IpAddr) -> bool {
         self.neighbours.is_held(next_hop)

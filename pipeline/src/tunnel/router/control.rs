@@ -230,10 +230,6 @@ impl RouterControl {
     ) {
         self.install_segments(config, places, vrfs, mac);
         self.forget_lost_neighbours(now);
-        // A neighbour that is asked anew has its whole time to answer.
-        let segments = &self.segments;
-        let is_known = |segment: u16, ip: IpAddr| segments.get(&segment)?.neighbours.state(ip);
-        self.failed.retain(|(_, segment, ip)| is_known(*segment, *ip).is_some());
         let desired = desired_routes(config, places, vrfs);
         let gone: Vec<(u16, NetworkPrefix)> =
             self.installed.keys().filter(|key| !desired.contains_key(key)).copied().collect();
@@ -763,11 +759,8 @@ impl RouterControl {
         }
         while let Some((_, segment, ip)) = self.failed.pop_front_if(|(until, ..)| *until <= now) {
             let Some(router) = self.segments.get(&segment) else { continue };
-            let has_failed = matches!(
-                router.neighbours.state(ip),
-                Some(NeighbourState::Failed | NeighbourState::Incomplete) if router.neighbours.mac(ip).is_none()
-            );
-            if has_failed {
+            // It may have been forgotten and be asked anew, with its whole time to answer.
+            if router.neighbours.has_failed(ip) {
                 let vrf = router.vrf;
                 self.forget(vrf, ip, seconds);
                 self.run_actions(plane, segment);

@@ -11,7 +11,7 @@
 //! interface (`ndo_xdp_xmit`). No socket buffer is allocated, and one call carries a burst. It blocks for a time that
 //! is proportional to the burst.
 //!
-//! An interface takes such frames only if its driver can ([`XdpFeatures::sends`]). An end of a veth cable can if the
+//! An interface takes such frames only if its driver can (it says so since Linux 6.3). An end of a veth cable can if the
 //! other end has an XDP program or GRO.
 //!
 //! The kernel tells nobody which frames an interface refuses. Drivers count them, veth as `tx_dropped`; the port takes
@@ -37,8 +37,8 @@ use super::common::xdp_features::{self, XdpFeatures};
 use super::common::{check_mtu, privilege_error, system_error};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, Link, Offloads, PortConfig, PortError, PortEvent, PortSpec,
-    Queues,
+    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
+    PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
 use wirepath_privileges::CapabilitySet;
@@ -325,7 +325,10 @@ impl LiveDevice {
             && let Some(now) = self.interface.refresh(&mut self.netlink)
         {
             running.count_refused(&now);
-            running.ask(&now);
+            // The question is about the interface with this index in the namespace of the thread.
+            if let Ok(_inside) = self.namespace.enter() {
+                running.ask(&now);
+            }
         }
     }
 }
@@ -350,6 +353,7 @@ impl Device for LiveDevice {
             max_mtu: (program::LONGEST - HEADERS) as u16,
             offloads: receiver.offloads.without(Offloads::TX_SEGMENT),
             can_bifurcate: false,
+            kernel_punt: KernelPunt::No("a port for traffic generators passes no packets to the kernel"),
             ..receiver
         }
     }

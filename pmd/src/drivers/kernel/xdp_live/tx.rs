@@ -15,7 +15,8 @@ use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet};
 
-/// Time after which a burst is sent, although it is not full.
+/// Time after which [`Sender::transmit`] sends a burst that is not full. A worker that has nothing else to do sends it
+/// earlier.
 const LATEST: Duration = Duration::from_millis(1);
 
 /// Contents of a live frame before the program runs.
@@ -140,7 +141,10 @@ impl Sender {
             let frame = &TEMPLATE[..self.collected.live_len];
             let Err(error) = self.program.run_burst(frame, left, &mut self.value) else {
                 if self.word(TAKEN) == taken {
-                    // The call succeeds and the program takes nothing: another try would not end.
+                    // The call succeeds and the program takes nothing: another try would not end. It may have counted
+                    // the frames that are left as failed.
+                    let failed = self.word(FAILED).min(taken);
+                    self.set_word(FAILED, failed);
                     return self.discard(DropReason::TxError);
                 }
                 continue;
