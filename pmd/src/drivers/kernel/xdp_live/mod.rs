@@ -11,8 +11,8 @@
 //! interface (`ndo_xdp_xmit`). No socket buffer is allocated, and one call carries a burst. It blocks for a time that
 //! is proportional to the burst.
 //!
-//! An interface takes such frames only if its driver can (it says so since Linux 6.3). An end of a veth cable can if the
-//! other end has an XDP program or GRO.
+//! An interface takes such frames only if its driver can (it says so since Linux 6.3). An end of a veth cable can if
+//! the other end has an XDP program or GRO.
 //!
 //! The kernel tells nobody which frames an interface refuses. Drivers count them, veth as `tx_dropped`; the port takes
 //! its drops from there.
