@@ -8,12 +8,10 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
 use super::socket::Socket;
+use crate::drivers::kernel::common::mapping::Mapping;
 
 /// Bytes of a block: a power-of-two number of pages that holds the largest superframe (64 KiB and headers).
 /// Larger superframes (`gso_max_size`, "BIG TCP") are truncated by the kernel; the driver drops them and
@@ -33,13 +31,10 @@ const STATUS: usize = 8;
 
 /// The mapped ring.
 pub(super) struct Ring {
-    base: NonNull<u8>,
+    mapping: Mapping,
     blocks: usize,
     current: usize,
 }
-
-// SAFETY: this value alone owns the mapping and accesses it, on whichever thread it is.
-unsafe impl Send for Ring {}
 
 /// Returns the number of blocks for `depth` frames of 2 KiB. A full-size Ethernet frame takes 1.6 KiB of a
 /// block, a small one 150 bytes.
@@ -64,16 +59,13 @@ impl Ring {
             tp_feature_req_word: 0,
         };
         socket.set_option(libc::PACKET_RX_RING, &request)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
-        let base = unsafe { mmap(ptr::null_mut(), blocks * BLOCK, protection, MapFlags::SHARED, socket.as_fd(), 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, blocks, current: 0 })
+        let mapping = Mapping::new(socket.as_fd(), 0, blocks * BLOCK, false)?;
+        Ok(Self { mapping, blocks, current: 0 })
     }
 
     fn start(&self) -> *mut u8 {
         // SAFETY: `current < blocks`, and the mapping has `blocks * BLOCK` bytes.
-        unsafe { self.base.as_ptr().add(self.current * BLOCK) }
+        unsafe { self.mapping.start().as_ptr().add(self.current * BLOCK) }
     }
 
     fn status(&self) -> &AtomicU32 {
@@ -85,7 +77,7 @@ impl Ring {
         debug_assert!(block < self.blocks && offset.is_multiple_of(4) && offset + 4 <= BLOCK);
         // SAFETY: the word lies inside the mapped block and is aligned, since blocks are page-aligned and the
         // offsets are constants of this module. The kernel writes it as a whole.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(block * BLOCK + offset).cast()) }
+        unsafe { AtomicU32::from_ptr(self.mapping.start().as_ptr().add(block * BLOCK + offset).cast()) }
     }
 
     /// Returns the number of frames in the blocks that the kernel has released to the driver.
@@ -119,12 +111,5 @@ impl Ring {
         if self.current == self.blocks {
             self.current = 0;
         }
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: the ring owns the mapping, and no reference into it exists any more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.blocks * BLOCK) };
     }
 }

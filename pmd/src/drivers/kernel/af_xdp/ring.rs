@@ -9,12 +9,13 @@
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::xdp::XdpRingOffset;
 use wirepath_memory::ring::RingSize;
+
+use crate::drivers::kernel::common::mapping::Mapping;
 
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
@@ -87,8 +88,7 @@ impl RingEntry for AtomicU64 {
 
 /// A mapped ring.
 struct Ring<E> {
-    mapping: NonNull<u8>,
-    bytes: usize,
+    _mapping: Mapping,
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     flags: NonNull<AtomicU32>,
@@ -115,20 +115,17 @@ impl<E: RingEntry> Ring<E> {
                 return Err(io::ErrorKind::InvalidData.into());
             }
         }
-        let (protection, flags_of_map) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
-        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, flags_of_map, socket, page_offset) }?;
-        let mapping = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
+        let mapping = Mapping::new(socket, page_offset, bytes, true)?;
+        let start = mapping.start();
         // SAFETY: all offsets were checked to be aligned and inside the mapping, which lives as long as the
         // ring.
         unsafe {
             Ok(Self {
-                mapping,
-                bytes,
-                producer: mapping.add(producer).cast(),
-                consumer: mapping.add(consumer).cast(),
-                flags: mapping.add(flags).cast(),
-                entries: mapping.add(entries).cast(),
+                _mapping: mapping,
+                producer: start.add(producer).cast(),
+                consumer: start.add(consumer).cast(),
+                flags: start.add(flags).cast(),
+                entries: start.add(entries).cast(),
                 size,
                 _entries: PhantomData,
             })
@@ -158,13 +155,6 @@ impl<E: RingEntry> Ring<E> {
     fn needs_wakeup(&self) -> bool {
         // SAFETY: the flags are aligned and lie inside the mapping, which lives as long as `self`.
         unsafe { self.flags.as_ref() }.load(Ordering::Relaxed) & NEED_WAKEUP != 0
-    }
-}
-
-impl<E> Drop for Ring<E> {
-    fn drop(&mut self) {
-        // SAFETY: the ring owns the mapping, and no reference into it exists any more.
-        let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.bytes) };
     }
 }
 

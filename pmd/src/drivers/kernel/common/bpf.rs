@@ -5,9 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use super::mapping::Mapping;
 
 const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -169,12 +168,8 @@ impl Map {
 #[derive(Debug)]
 pub(crate) struct MappedValue {
     map: Map,
-    memory: NonNull<u8>,
-    bytes: usize,
+    memory: Mapping,
 }
-
-// SAFETY: the mapping belongs to this value alone, whichever thread has it.
-unsafe impl Send for MappedValue {}
 
 impl MappedValue {
     /// Creates a value of `bytes` bytes, a multiple of 8 and of the page size.
@@ -182,13 +177,8 @@ impl MappedValue {
         let mut attribute = BpfAttr::new(&[(0, MAP_ARRAY), (1, 4), (2, bytes), (3, 1), (4, MMAPABLE)]);
         // SAFETY: the attributes hold no pointers, and BPF_MAP_CREATE returns a new descriptor.
         let map = Map { descriptor: unsafe { attribute.open(MAP_CREATE, 72) }? };
-        let bytes = bytes as usize;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let fd = map.descriptor.as_fd();
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
-        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
-        let memory = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { map, memory, bytes })
+        let memory = Mapping::new(map.descriptor.as_fd(), 0, bytes as usize, false)?;
+        Ok(Self { map, memory })
     }
 
     /// Returns the value. A program may access it only within a call of [`Program::run_burst`], for which the caller
@@ -196,19 +186,12 @@ impl MappedValue {
     #[inline]
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping has this length and lives as long as `self`, which is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.memory.len()) }
     }
 
     /// Returns the raw descriptor, for programs that refer to the map.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.map.raw_fd()
-    }
-}
-
-impl Drop for MappedValue {
-    fn drop(&mut self) {
-        // SAFETY: the mapping has this address and length, and nothing refers to it any more.
-        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.bytes) };
     }
 }
 

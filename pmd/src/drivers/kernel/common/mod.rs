@@ -22,6 +22,8 @@ pub(crate) mod link_monitor;
 #[cfg(feature = "kernel")]
 pub(crate) mod link_probe;
 #[cfg(feature = "kernel")]
+pub(crate) mod mapping;
+#[cfg(feature = "kernel")]
 pub(crate) mod namespace;
 pub(crate) mod netlink;
 #[cfg(feature = "kernel")]
