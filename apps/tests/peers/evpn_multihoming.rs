@@ -12,20 +12,14 @@ use std::net::UdpSocket;
 use wirepath_testlab::{LinuxGuest, Requirement, eventually, skip_or_fail};
 
 use crate::evpn::{BGPD, Frr, Gateway, ZEBRA, bgpd_text, blue_segment, is_missing};
+use crate::evpn_leaves::neighbour_lines;
+use crate::frr::{PREPARE_GUEST, guest_daemon};
 use crate::underlay::{SHARED, share};
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, pings, remote_address};
 
 /// Ethernet address of the host at two leaves.
 const HOST: &str = "02:00:00:00:77:01";
 const FLOWS: u16 = 200;
-
-/// Returns the lines of bgpd for a second neighbour, and those of its EVPN address family.
-fn neighbour(address: &str) -> (String, String) {
-    let bgp = format!(
-        " neighbor {address} remote-as 65000\n neighbor {address} timers 2 9\n neighbor {address} timers connect 1\n"
-    );
-    (bgp, format!("  neighbor {address} activate\n"))
-}
 
 pub(crate) fn leaves_share_the_flows_to_their_host(variant: Variant) {
     if is_missing(variant) {
@@ -45,9 +39,8 @@ pub(crate) fn leaves_share_the_flows_to_their_host(variant: Variant) {
     let leaves = [3, 4].map(|n| variant.address(n).to_string());
     guest.sh(&format!(
         "set -e
-        echo 'root:x:0:0::/:/bin/sh' >/etc/passwd
-        printf 'root:x:0:\\nfrrvty:x:100:root\\n' >/etc/group
-        mkdir -p /var/run/frr /var/tmp/frr /var/lib/frr /var/run/netns
+        {PREPARE_GUEST}
+        mkdir -p /var/run/netns
         modprobe -a bridge vxlan veth bonding
         ip netns add host
         ip link add br-wan type bridge mcast_snooping 0
@@ -57,7 +50,7 @@ pub(crate) fn leaves_share_the_flows_to_their_host(variant: Variant) {
         ip -n host link set bond0 address {HOST}"
     ));
     for (leaf, address, other) in [("a", &leaves[0], &leaves[1]), ("b", &leaves[1], &leaves[0])] {
-        let (bgp, evpn) = neighbour(other);
+        let [bgp, evpn] = neighbour_lines(other);
         let bgpd = bgpd_text(address, &own, &bgp, &evpn);
         // At once, not three minutes after the start.
         let zebra =
@@ -94,14 +87,12 @@ pub(crate) fn leaves_share_the_flows_to_their_host(variant: Variant) {
         remote_address(0)
     ));
     for (leaf, daemon) in [("a", "zebra"), ("b", "zebra"), ("a", "bgpd"), ("b", "bgpd")] {
-        guest.sh(&format!(
-            "ip netns exec {leaf} {daemon} -d -f /tmp/{leaf}/{daemon}.conf --vty_socket /tmp/{leaf} \
-             -i /tmp/{leaf}/{daemon}.pid -z /tmp/{leaf}/zserv -P 0 -u root -g root"
-        ));
+        let start = guest_daemon(daemon, &format!("/tmp/{leaf}"));
+        guest.sh(&format!("ip netns exec {leaf} {start}"));
     }
     let gateway = Gateway::start(&world.gateway, &format!("{}{SHARED}{}", world.ports(), blue_segment(&["lan0"], "")));
     gateway.wait("evpn", "the devices", |rows| rows[0]["state"] == "ready");
-    let (bgp, evpn) = neighbour(&leaves[1]);
+    let [bgp, evpn] = neighbour_lines(&leaves[1]);
     let _frr = Frr::routing(&world.gateway, &own, &leaves[0], "", &bgp, &evpn);
     let host = &world.hosts[0];
 

@@ -14,6 +14,7 @@ use wirepath_testlab::{LinuxGuest, Namespace, Requirement, Veth, eventually, run
 
 use crate::evpn::{BGPD, Fabric, Frr, Gateway, SPEAKERS, ZEBRA, bgpd_text, is_missing};
 use crate::evpn_leaves::neighbour_lines;
+use crate::frr::{PREPARE_GUEST, guest_daemon};
 use crate::tcp::transfer;
 use crate::underlay::SHARED;
 use crate::world::{VNI, Variant, WAIT_LIMIT, colons, host_address, pings};
@@ -490,9 +491,7 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
         );
     guest.sh(&format!(
         "set -e
-        echo 'root:x:0:0::/:/bin/sh' >/etc/passwd
-        printf 'root:x:0:\\nfrrvty:x:100:root\\n' >/etc/group
-        mkdir -p /var/run/frr /var/tmp/frr /var/lib/frr
+        {PREPARE_GUEST}
         modprobe -a vrf bridge vxlan veth
         ip link add red type vrf table 100
         ip link set red up
@@ -514,10 +513,7 @@ pub(crate) fn a_vrf_of_the_kernel_has_the_routes(variant: Variant) {
     };
     wait(&mut guest, "the devices", &format!("ip addr show dev wpbr{VNI} | grep -q {}/", NEAR[0][1]));
     for daemon in ["zebra", "bgpd"] {
-        guest.sh(&format!(
-            "{daemon} -d -f /tmp/{daemon}.conf --vty_socket /tmp -i /tmp/{daemon}.pid -z /tmp/zserv -P 0 \
-             -u root -g root"
-        ));
+        guest.sh(&guest_daemon(daemon, "/tmp"));
     }
     let _far = frr(leaf, at_far, at_near, FAR);
     for vni in [VNI, L3VNI] {

@@ -5,6 +5,21 @@ use wirepath_testlab::{Background, Namespace, Outcome, eventually, run};
 
 use crate::world::WAIT_LIMIT;
 
+/// Commands that prepare a [`wirepath_testlab::LinuxGuest`] for FRR, which looks up its user and has fixed folders.
+pub(crate) const PREPARE_GUEST: &str = "
+    echo 'root:x:0:0::/:/bin/sh' >/etc/passwd
+    printf 'root:x:0:\\nfrrvty:x:100:root\\n' >/etc/group
+    mkdir -p /var/run/frr /var/tmp/frr /var/lib/frr
+";
+
+/// Returns the command that starts a daemon in a guest. Its configuration is in this folder, and its sockets too.
+pub(crate) fn guest_daemon(daemon: &str, folder: &str) -> String {
+    format!(
+        "{daemon} -d -f {folder}/{daemon}.conf --vty_socket {folder} -i {folder}/{daemon}.pid -z {folder}/zserv -P 0 \
+         -u root -g root"
+    )
+}
+
 /// A namespace for daemons, with a folder for their files.
 pub(crate) struct Daemons<'a> {
     namespace: &'a Namespace,

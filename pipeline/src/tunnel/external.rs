@@ -271,11 +271,6 @@ impl External {
         self.groups.published()
     }
 
-    /// Takes note that other remotes may take frames than before.
-    pub(super) fn groups_mark_all(&mut self) {
-        self.groups.mark_all();
-    }
-
     /// Sets the members of a group.
     fn set_group(&mut self, id: u32, members: ExternalGroup) {
         let Self { groups, segments, changed, .. } = self;
@@ -404,6 +399,12 @@ impl GatewayControl {
         // Groups with a router behind them may have members now.
         self.update_lost_routers();
         self.external.next_change = Some(Instant::now() + begin.elapsed() * TIME_SHARE);
+    }
+
+    /// Brings all groups of remotes up to date, after a change of the remotes that take frames.
+    pub(super) fn refresh_external_groups(&mut self) {
+        self.external.groups.mark_all();
+        self.update_external_groups();
     }
 
     /// Brings the groups of remotes up to date for the workers. Members without a remote, or whose remote BFD keeps

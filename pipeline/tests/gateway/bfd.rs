@@ -129,7 +129,7 @@ impl Far {
 }
 
 /// Returns a UDP datagram in an Ethernet frame.
-fn datagram(
+pub(crate) fn datagram(
     (src_mac, dst_mac): (MacAddr, MacAddr),
     (from, to): (IpAddr, IpAddr),
     (src_port, dst_port): (u16, u16),

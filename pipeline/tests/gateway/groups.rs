@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_pipeline::tunnel::{ExternalChanges, ExternalPlace};
-use wirepath_wire::{EtherType, IpProtocol, MacAddr, ethernet, ipv4, parse, udp};
+use wirepath_wire::{MacAddr, parse};
 
+use crate::bfd::datagram;
 use crate::lab::{FAR, HOST, LAN, Lab, PEER, US, WAN, vxlan};
 
 const GROUP: u32 = 10;
@@ -18,26 +19,13 @@ fn vtep(n: u8) -> IpAddr {
 }
 
 /// Returns a datagram of one of many flows.
-fn datagram(dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
-    datagram_to(Ipv4Addr::new(192, 0, 2, 9), dst, src, flow)
+fn flow(dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
+    flow_to(Ipv4Addr::new(192, 0, 2, 9), dst, src, flow)
 }
 
-fn datagram_to(to: Ipv4Addr, dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
-    let mut out = vec![0; 14 + 20 + 8 + 18];
-    ethernet::Repr { dst, src, ethertype: EtherType::IPV4 }.emit(&mut out).unwrap();
-    let header = ipv4::Repr {
-        src: Ipv4Addr::new(192, 0, 2, 1),
-        dst: to,
-        protocol: IpProtocol::UDP,
-        payload_len: 26,
-        ttl: 64,
-        traffic_class: 0,
-        ident: 0,
-        fragment_word: 0,
-    };
-    header.emit(&mut out[14..]).unwrap();
-    udp::Repr { src_port: 1024 + flow, dst_port: 4242, payload_len: 18 }.emit(&mut out[34..]).unwrap();
-    out
+fn flow_to(to: Ipv4Addr, dst: MacAddr, src: MacAddr, flow: u16) -> Vec<u8> {
+    let from = Ipv4Addr::new(192, 0, 2, 1);
+    datagram((src, dst), (from.into(), to.into()), (1024 + flow, 4242), 64, &[0; 18])
 }
 
 /// Returns a gateway with a segment of the kernel, and an underlay in which all VTEPs answer.
@@ -74,7 +62,7 @@ fn put_behind(lab: &mut Lab, mac: MacAddr, place: Option<ExternalPlace>) {
 
 /// Sends a frame of each flow. Returns the VTEP and the outer source port of each flow that left.
 fn spread(lab: &mut Lab, dst: MacAddr, flows: u16, together: bool) -> BTreeMap<u16, (IpAddr, u16)> {
-    let frames: Vec<Vec<u8>> = (0..flows).map(|flow| datagram(dst, HOST, flow)).collect();
+    let frames: Vec<Vec<u8>> = (0..flows).map(|n| flow(dst, HOST, n)).collect();
     spread_frames(lab, &frames, together)
 }
 
@@ -134,7 +122,7 @@ fn flows_are_shared_by_weight_and_keep_their_member() {
 
     // A frame from a tunnel to the address goes to no tunnel.
     let from = Addresses { mac: PEER, addresses: vec!["10.9.0.2/24".parse().unwrap()], gateways: vec![] };
-    lab.send(WAN, &vxlan(&from, &datagram(FAR, MacAddr([2, 0, 0, 0, 2, 7]), 1)));
+    lab.send(WAN, &vxlan(&from, &flow(FAR, MacAddr([2, 0, 0, 0, 2, 7]), 1)));
     assert_eq!((lab.settle(), lab.dropped(DropReason::SplitHorizon)), (vec![], 1));
 
     // All members leave, and the group returns with another one.
@@ -193,7 +181,7 @@ fn routed_flows_are_shared_too() {
     set_members(&mut lab, &[(2, 1), (3, 1)]);
     // Many flows to one destination, and many destinations.
     let to = |flow: u16| Ipv4Addr::new(10, 3, 0, if flow < 500 { 5 } else { (flow % 200) as u8 });
-    let frames: Vec<Vec<u8>> = (0..1000).map(|flow| datagram_to(to(flow), US, HOST, flow)).collect();
+    let frames: Vec<Vec<u8>> = (0..1000).map(|n| flow_to(to(n), US, HOST, n)).collect();
     let flows = spread_frames(&mut lab, &frames, true);
     assert_eq!(flows.len(), 1000, "{:?}", lab.stepped.drops());
     for n in [2, 3] {

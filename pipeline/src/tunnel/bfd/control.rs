@@ -626,8 +626,7 @@ impl GatewayControl {
                 _ => false,
             });
         }
-        self.external.groups_mark_all();
-        self.update_external_groups();
+        self.refresh_external_groups();
         self.update_lost_routers();
     }
 
