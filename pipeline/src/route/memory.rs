@@ -61,12 +61,24 @@ impl Cells {
         &self.0[index / 16].0[index % 16]
     }
 
+    /// Returns the array for readers.
+    #[inline(always)]
+    pub(super) fn published(&self) -> Published<'_> {
+        Published(&self.0)
+    }
+}
+
+/// The array for readers. It is a value, so that loops over addresses keep the address of the array in a register.
+#[derive(Clone, Copy)]
+pub(super) struct Published<'a>(&'a [CellLine]);
+
+impl<'a> Published<'a> {
     /// Returns a cell without a bounds check.
     ///
     /// # Safety
     /// `index` must be that of a cell in a block or table that the writer allocated.
     #[inline(always)]
-    pub(super) unsafe fn published_cell(&self, index: usize) -> &AtomicU32 {
+    pub(super) unsafe fn cell(self, index: usize) -> &'a AtomicU32 {
         // SAFETY: the writer allocates within the array only, and the array does not shrink. The lines are contiguous
         // arrays of cells.
         unsafe { &*self.0.as_ptr().cast::<AtomicU32>().add(index) }
@@ -77,7 +89,7 @@ impl Cells {
     /// # Safety
     /// `unit` must be that of a block which the writer allocated. No thread may write these cells at the same time.
     #[inline(always)]
-    pub(super) unsafe fn published_pair(&self, unit: u32) -> u64 {
+    pub(super) unsafe fn pair(self, unit: u32) -> u64 {
         let first = unit as usize * UNIT_CELLS;
         #[cfg(all(not(loom), target_endian = "little"))]
         {
@@ -88,14 +100,14 @@ impl Cells {
         #[cfg(any(loom, target_endian = "big"))]
         {
             // SAFETY: the caller guarantees that both cells are in the array.
-            let (low, high) = unsafe { (self.published_cell(first), self.published_cell(first + 1)) };
+            let (low, high) = unsafe { (self.cell(first), self.cell(first + 1)) };
             u64::from(low.load(Ordering::Relaxed)) | u64::from(high.load(Ordering::Relaxed)) << 32
         }
     }
 
     /// Prefetches the cache line of a cell, which need not exist.
     #[inline(always)]
-    pub(super) fn prefetch(&self, index: usize) {
+    pub(super) fn prefetch(self, index: usize) {
         #[cfg(not(loom))]
         crate::table::prefetch_at(self.0.as_ptr().cast::<AtomicU32>().wrapping_add(index));
         #[cfg(loom)]

@@ -48,7 +48,7 @@ use crate::epoch::{Domain, Guard};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::zeroed_memory::{Line, Pages, Zeroed};
 pub use group::{GroupMember, NextHopGroup};
-use memory::{Cells, UNIT_CELLS};
+use memory::{Cells, Published, UNIT_CELLS};
 pub use prefix::{NetworkPrefix, PrefixError};
 use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, entry_mask, is_block, place_of, unit_of};
 
@@ -228,7 +228,7 @@ impl RouteView<'_> {
     #[inline]
     pub fn lookup4_batch(&self, vrf: u16, addresses: &[u32], values: &mut [u32]) {
         let direct = self.direct::<u64>(vrf);
-        self.lookup_batch(|_| direct, |i| u64::from(addresses[i]) << 32, addresses.len(), values);
+        self.lookup_batch::<_, false>(|_| direct, |i| u64::from(addresses[i]) << 32, addresses.len(), values);
     }
 
     /// Stores the result of [`Self::lookup6`] in one VRF for each address.
@@ -238,7 +238,7 @@ impl RouteView<'_> {
     #[inline]
     pub fn lookup6_batch(&self, vrf: u16, addresses: &[u128], values: &mut [u32]) {
         let direct = self.direct::<u128>(vrf);
-        self.lookup_batch(|_| direct, |i| addresses[i], addresses.len(), values);
+        self.lookup_batch::<_, false>(|_| direct, |i| addresses[i], addresses.len(), values);
     }
 
     /// Stores the result of [`Self::lookup4`] for each pair of VRF and address.
@@ -250,7 +250,7 @@ impl RouteView<'_> {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
         let directs = self.directs::<u64>(vrfs);
-        self.lookup_batch(|i| directs[i % BATCH], |i| u64::from(addresses[i]) << 32, count, values);
+        self.lookup_batch::<_, true>(|i| directs[i % BATCH], |i| u64::from(addresses[i]) << 32, count, values);
     }
 
     /// Stores the result of [`Self::lookup6`] for each pair of VRF and address.
@@ -262,7 +262,7 @@ impl RouteView<'_> {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
         let directs = self.directs::<u128>(vrfs);
-        self.lookup_batch(|i| directs[i % BATCH], |i| addresses[i], count, values);
+        self.lookup_batch::<_, true>(|i| directs[i % BATCH], |i| addresses[i], count, values);
     }
 
     #[inline(always)]
@@ -279,41 +279,25 @@ impl RouteView<'_> {
         directs
     }
 
-    /// Returns the entry of a cell that the writer published.
-    #[inline(always)]
-    fn cell(&self, cell: usize) -> u32 {
-        // SAFETY: all callers take the index from a published direct table or block. The guard keeps both allocated.
-        // Acquire makes the content of a block visible that the entry points to.
-        unsafe { self.tables.cells.published_cell(cell) }.load(Ordering::Acquire)
-    }
-
-    /// Returns the entry of an address in a block.
-    #[inline(always)]
-    fn entry(&self, block: u32, position: u32) -> u32 {
-        // SAFETY: all callers take the block from a published entry. The bitmap does not change after that.
-        let bitmap = unsafe { self.tables.cells.published_pair(unit_of(block)) };
-        // The bit of position 0 is always set, so the count is at least 1.
-        let run = (bitmap << (63 - position)).count_ones() - 1;
-        let (cell, shift) = place_of(block, run);
-        self.cell(unit_of(block) as usize * UNIT_CELLS + cell as usize) >> shift & entry_mask(block)
-    }
-
     #[inline(always)]
     fn lookup<A: Address>(&self, vrf: u16, address: A) -> u32 {
-        let direct = self.direct::<A>(vrf);
-        let mut entry = self.cell(direct.base as usize * UNIT_CELLS + address.index(direct.bits));
+        let (cells, direct) = (self.tables.cells.published(), self.direct::<A>(vrf));
+        let mut entry = load(cells, direct.base as usize * UNIT_CELLS + address.index(direct.bits));
         let mut rest = address.skip(direct.bits);
         while is_block(entry) {
-            entry = self.entry(block_of(entry), rest.position());
+            entry = entry_in(cells, block_of(entry), rest.position());
             rest = rest.skip(STRIDE);
         }
         decode(entry)
     }
 
-    /// Looks up a batch. Each level of the trees is a pass over all addresses, which prefetches the next level, so that
-    /// the cache misses overlap. No step of a pass depends on a branch that the addresses decide.
+    /// Looks up a batch. Each level of the trees is a pass over all addresses, so that the cache misses overlap. A pass
+    /// prefetches the blocks of the next one. No step of a pass depends on a branch that the addresses decide.
+    ///
+    /// With one direct table, the first pass has few instructions for each address, so the processor overlaps the loads
+    /// of many. Prefetches would only add to them. Several tables need more instructions, and prefetches.
     #[inline(always)]
-    fn lookup_batch<A: Address>(
+    fn lookup_batch<A: Address, const PREFETCH: bool>(
         &self,
         direct: impl Fn(usize) -> Direct,
         address: impl Fn(usize) -> A,
@@ -321,53 +305,75 @@ impl RouteView<'_> {
         values: &mut [u32],
     ) {
         assert!(count <= BATCH && values.len() == count, "a batch of addresses and one value for each");
+        let cells = self.tables.cells.published();
         let cell = |i: usize| {
             let direct = direct(i);
             direct.base as usize * UNIT_CELLS + address(i).index(direct.bits)
         };
-        (0..count).for_each(|i| self.tables.cells.prefetch(cell(i)));
-        // Addresses that are not resolved yet.
-        let (mut entries, mut open, mut left) = ([NONE; BATCH], [0u8; BATCH], 0);
+        if PREFETCH {
+            (0..count).for_each(|i| cells.prefetch(cell(i)));
+        }
+        // Addresses that are not resolved yet: their entries are blocks.
+        let mut open = 0u64;
         for (i, value) in values.iter_mut().enumerate() {
-            let entry = self.cell(cell(i));
-            *value = decode(entry);
-            left = self.keep_open(i, entry, &mut entries, &mut open, left);
-        }
-        if left == 0 {
-            return;
-        }
-        let mut rest = [A::default(); BATCH];
-        for at in &open[..left] {
-            let i = usize::from(*at) % BATCH;
-            rest[i] = address(i).skip(direct(i).bits);
-        }
-        while left > 0 {
-            let now = std::mem::take(&mut left);
-            for at in 0..now {
-                let i = usize::from(open[at]) % BATCH;
-                let entry = self.entry(block_of(entries[i]), rest[i].position());
-                rest[i] = rest[i].skip(STRIDE);
-                values[i] = decode(entry);
-                left = self.keep_open(i, entry, &mut entries, &mut open, left);
+            *value = load(cells, cell(i));
+            open |= u64::from(is_block(*value)) << i;
+            if PREFETCH {
+                prefetch_block(cells, *value);
             }
         }
+        if !PREFETCH {
+            places(open).for_each(|i| prefetch_block(cells, values[i]));
+        }
+        let mut level = 0;
+        while open != 0 {
+            for i in places(std::mem::take(&mut open)) {
+                let position = address(i).skip(direct(i).bits + level * STRIDE).position();
+                values[i] = entry_in(cells, block_of(values[i]), position);
+                prefetch_block(cells, values[i]);
+                open |= u64::from(is_block(values[i])) << i;
+            }
+            level += 1;
+        }
+        values.iter_mut().for_each(|value| *value = decode(*value));
     }
+}
 
-    /// Stores the entry of an address. If it is a block, adds the address to the open ones and prefetches the block.
-    #[inline(always)]
-    fn keep_open(
-        &self,
-        i: usize,
-        entry: u32,
-        entries: &mut [u32; BATCH],
-        open: &mut [u8; BATCH],
-        left: usize,
-    ) -> usize {
-        entries[i] = entry;
-        open[left % BATCH] = i as u8;
-        self.tables.cells.prefetch(if is_block(entry) { unit_of(block_of(entry)) as usize * UNIT_CELLS } else { 0 });
-        left + usize::from(is_block(entry))
-    }
+/// Returns the entry of a cell that the writer published.
+#[inline(always)]
+fn load(cells: Published<'_>, cell: usize) -> u32 {
+    // SAFETY: all callers take the index from a published direct table or block. The guard keeps both allocated.
+    // Acquire makes the content of a block visible that the entry points to.
+    unsafe { cells.cell(cell) }.load(Ordering::Acquire)
+}
+
+/// Returns the entry of an address in a block.
+#[inline(always)]
+fn entry_in(cells: Published<'_>, block: u32, position: u32) -> u32 {
+    // SAFETY: all callers take the block from a published entry. The bitmap does not change after that.
+    let bitmap = unsafe { cells.pair(unit_of(block)) };
+    // The bit of position 0 is always set, so the count is at least 1.
+    let run = (bitmap << (63 - position)).count_ones() - 1;
+    let (cell, shift) = place_of(block, run);
+    load(cells, unit_of(block) as usize * UNIT_CELLS + cell as usize) >> shift & entry_mask(block)
+}
+
+/// Prefetches the block of an entry, if it is one.
+#[inline(always)]
+fn prefetch_block(cells: Published<'_>, entry: u32) {
+    cells.prefetch(if is_block(entry) { unit_of(block_of(entry)) as usize * UNIT_CELLS } else { 0 });
+}
+
+const _: () = assert!(BATCH == u64::BITS as usize);
+
+/// Returns the numbers of the bits that are set.
+#[inline(always)]
+fn places(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let first = (bits != 0).then(|| bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        first
+    })
 }
 
 /// The only writer of [`RouteTables`], on the control thread.

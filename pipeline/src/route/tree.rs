@@ -146,7 +146,7 @@ impl Forest {
 
     fn bitmap(&self, block: u32) -> u64 {
         // SAFETY: this thread allocated the block, and only this thread writes.
-        unsafe { self.blocks.published_pair(unit_of(block)) }
+        unsafe { self.blocks.published().pair(unit_of(block)) }
     }
 
     fn runs(&self, block: u32) -> u32 {
