@@ -259,8 +259,7 @@ GROUPS = {
     "decap": ("VXLAN decapsulation", "Tunnel packets to local hosts, with the checks of the outer headers."),
     "gateway": (
         "VXLAN both ways, learned addresses",
-        "Each packet also refreshes the address of its source. "
-        "The floors are those of each direction alone, without a lookup of the source.",
+        "Each packet also refreshes the address of its source. The floor looks up both addresses too.",
     ),
     "kinds": ("Kinds of tunnels", "10 000 flows. Tunnels of IP packets compare with VXLAN behind a router."),
     "scale": ("Many hosts, segments and remotes", "Both ways with learned addresses, beside one of each."),

@@ -306,14 +306,14 @@ class Plan:
                         line=f", {buffers} buffers",
                     )
         for buffers in (32, 8192):
-            ours = self.bench("ours", "tunnel", "--direction", "both", "--flows", "10000", "--buffers", str(buffers))
-            floors = [self.floor(direction, direction, 10_000, buffers) for direction in ("encap", "decap")]
-            self.turn("gateway", [ours, *floors])
-            self.row(
+            ours = self.bench("figure", "tunnel", "--direction", "both", "--flows", "10000", "--buffers", str(buffers))
+            self.pair(
                 "gateway",
                 f"10000-{buffers}",
                 f"10 000 flows, {buffers} buffers",
-                [("wirepath", ours, "ours"), *((f"floor, {f.command[4]} alone", f, f.command[4]) for f in floors)],
+                ("wirepath", ours),
+                ("floor", self.floor("figure", "both", 10_000, buffers)),
+                bars={"floor": 1.4} if buffers == 32 else {},
             )
 
     def add_kinds(self):

@@ -51,7 +51,7 @@ unsafe fn hash(key: [u64; 3]) -> usize {
     unsafe { _mm_crc32_u64(_mm_crc32_u64(_mm_crc32_u64(0, key[0]), key[1]), key[2]) as usize }
 }
 
-fn insert(table: &mut [Entry], key: [u64; 3]) {
+fn insert(table: &mut [Entry], key: [u64; 3], used: u64) {
     let mask = table.len() - 1;
     let mut at = unsafe { hash(key) } & mask;
     while table[at].used != 0 {
@@ -60,7 +60,7 @@ fn insert(table: &mut [Entry], key: [u64; 3]) {
         }
         at = (at + 1) & mask;
     }
-    table[at] = Entry { key, used: 1 };
+    table[at] = Entry { key, used };
 }
 
 #[inline(always)]
@@ -107,6 +107,113 @@ unsafe fn mac(d: *const u8) -> [u64; 3] {
     unsafe { [(d as *const u64).read_unaligned() & 0xffff_ffff_ffff, 0, 1] }
 }
 
+/// Returns whether the frame at `d` has an IPv4 packet within its length.
+#[inline(always)]
+unsafe fn is_ipv4(d: *const u8, len: u16) -> bool {
+    unsafe { u16be(d.add(12)) == 0x800 && *d.add(14) == 0x45 && u16be(d.add(16)) + 14 <= len }
+}
+
+/// Returns whether the IPv4 packet at `d` is in the one VXLAN segment.
+#[inline(always)]
+unsafe fn is_vxlan(d: *const u8) -> bool {
+    unsafe {
+        let vni = (d.add(46) as *const u32).read_unaligned().swap_bytes() >> 8;
+        *d.add(23) == 17 && u16be(d.add(36)) == 4789 && *d.add(42) == 8 && vni == 10
+    }
+}
+
+/// Puts the outer headers in front of a frame.
+#[inline(always)]
+unsafe fn add_outer(buffer: *mut u8, m: &mut Meta, hash: usize) {
+    m.offset -= 50;
+    m.len += 50;
+    unsafe {
+        let d = buffer.add(m.offset as usize);
+        std::ptr::copy_nonoverlapping(OUTER.as_ptr(), d, 50);
+        let ip_len = m.len - 14;
+        (d.add(16) as *mut u16).write_unaligned(ip_len.to_be());
+        let mut sum = 0xd926u32 + ip_len as u32; // the other words of this header
+        sum = (sum & 0xffff) + (sum >> 16);
+        (d.add(24) as *mut u16).write_unaligned((!(sum as u16)).to_be());
+        (d.add(38) as *mut u16).write_unaligned((ip_len - 20).to_be());
+        (d.add(34) as *mut u16).write_unaligned((0xc000 | hash as u16 & 0x3fff).to_be());
+    }
+}
+
+/// Sides of the gateway, where hosts are: the value of [`Entry::used`].
+const LOCAL: u64 = 1;
+const DISTANT: u64 = 2;
+
+/// Returns the Ethernet address of a host on a side.
+fn host(side: u64, i: usize) -> [u8; 6] {
+    [2, side as u8, 0x77, (i >> 16) as u8, (i >> 8) as u8, i as u8]
+}
+
+/// A frame of the flow from one side to the other.
+fn frame_from(side: u64, i: usize) -> [u8; 114] {
+    let (mut frame, mut inner) = ([0; 114], inner_frame(i));
+    inner[..6].copy_from_slice(&host(LOCAL + DISTANT - side, i));
+    inner[6..12].copy_from_slice(&host(side, i));
+    if side == LOCAL {
+        frame[..64].copy_from_slice(&inner);
+    } else {
+        frame[..50].copy_from_slice(&OUTER);
+        frame[50..].copy_from_slice(&inner);
+    }
+    frame
+}
+
+/// Returns the side of a host.
+#[inline(always)]
+unsafe fn side_of(table: &[Entry], h: usize, key: [u64; 3]) -> u64 {
+    let mask = table.len() - 1;
+    let mut at = h & mask;
+    loop {
+        let e = unsafe { table.get_unchecked(at) };
+        if e.key == key || e.used == 0 {
+            return e.used;
+        }
+        at = (at + 1) & mask;
+    }
+}
+
+/// Forwards a burst from a side as a bridge does that has learned all hosts: it looks up destination and source.
+/// Returns the number of packets that are wrong.
+#[inline(always)]
+unsafe fn bridge(table: &[Entry], burst: &[*mut u8; BURST], side: u64) -> u64 {
+    let (mut h, mut k) = ([[0; 2]; BURST], [[[0u64; 3]; 2]; BURST]);
+    let mut errors = 0;
+    unsafe {
+        for i in 0..BURST {
+            let m = &*(burst[i] as *const Meta);
+            let mut d = burst[i].add(m.offset as usize);
+            errors += !is_ipv4(d, m.len) as u64;
+            if side == DISTANT {
+                errors += !is_vxlan(d) as u64;
+                d = d.add(50);
+            }
+            k[i] = [mac(d), mac(d.add(6))];
+            for (h, key) in h[i].iter_mut().zip(k[i]) {
+                *h = hash(key);
+                _mm_prefetch(table.as_ptr().add(*h & (table.len() - 1)) as *const i8, _MM_HINT_T0);
+            }
+        }
+        for i in 0..BURST {
+            errors += (side_of(table, h[i][0], k[i][0]) != LOCAL + DISTANT - side) as u64;
+            errors += (side_of(table, h[i][1], k[i][1]) != side) as u64;
+            let m = &mut *(burst[i] as *mut Meta);
+            if side == DISTANT {
+                m.offset += 50;
+                m.len -= 50;
+            } else {
+                let flow = hash(five_tuple(burst[i].add(m.offset as usize)));
+                add_outer(burst[i], m, flow);
+            }
+        }
+    }
+    errors
+}
+
 fn inner_frame(i: usize) -> [u8; 64] {
     let mut f = [0u8; 64];
     f[..6].copy_from_slice(&[2, 0x66, 0x77, (i >> 16) as u8, (i >> 8) as u8, i as u8]);
@@ -133,8 +240,8 @@ const OUTER: [u8; 50] = [
 #[command(name = "wirepath-floor", version, term_width = cli::HELP_WIDTH)]
 struct Arguments {
     /// Work per packet. table looks up numbered flows, which CRC32C distributes without collisions; random looks up
-    /// random flows, which collide
-    #[arg(value_parser = ["io", "macswap", "encap", "decap", "table", "random"], default_value = "encap")]
+    /// random flows, which collide; both has encap and decap in turn, and looks up sources too
+    #[arg(value_parser = ["io", "macswap", "encap", "decap", "both", "table", "random"], default_value = "encap")]
     mode: String,
 
     /// Number of flows
@@ -158,7 +265,9 @@ fn main() {
     let memory = unsafe { std::alloc::alloc_zeroed(layout) };
     let mut pool = Pool { ring: (0..buffers).map(|i| unsafe { memory.add(i * STRIDE) }).collect(), head: 0 };
 
-    let mut table = vec![Entry::default(); (flows * 2).next_power_of_two().max(64)];
+    let is_both = mode == "both";
+    let pairs = if is_both { flows } else { 0 };
+    let mut table = vec![Entry::default(); ((flows + pairs) * 2).next_power_of_two().max(64)];
     let frames: Vec<[u8; 114]> = (0..flows)
         .map(|i| {
             let mut f = [0u8; 114];
@@ -171,14 +280,18 @@ fn main() {
             f
         })
         .collect();
-    for i in 0..flows {
+    let sides = [LOCAL, DISTANT].map(|side| (0..pairs).map(|i| frame_from(side, i)).collect::<Vec<_>>());
+    for (frames, source, side) in [(&sides[0], 6, LOCAL), (&sides[1], 50 + 6, DISTANT)] {
+        frames.iter().for_each(|frame| insert(&mut table, unsafe { mac(frame[source..].as_ptr()) }, side));
+    }
+    for i in 0..flows - pairs {
         let f = inner_frame(i);
         let key = match mode {
             "decap" => unsafe { mac(f.as_ptr()) },
             "random" => random_tuple(i),
             _ => unsafe { five_tuple(f.as_ptr()) },
         };
-        insert(&mut table, key);
+        insert(&mut table, key, 1);
     }
     let frame_len = if mode == "decap" { 114 } else { 64 };
     let lookups = mode == "table" || mode == "random";
@@ -215,6 +328,24 @@ fn main() {
                     continue;
                 }
                 pool.take(&mut burst);
+                if is_both {
+                    // The sides have bursts of the same flows in turn.
+                    let side = LOCAL + packets / BURST as u64 % 2;
+                    let (frames, len) = (&sides[(side - LOCAL) as usize], if side == LOCAL { 64 } else { 114 });
+                    let mut at = flow;
+                    for &b in &burst {
+                        let m = &mut *(b as *mut Meta);
+                        (m.offset, m.len) = (DATA as u16, len);
+                        std::ptr::copy_nonoverlapping(frames[at].as_ptr(), b.add(DATA), len.into());
+                        at = if at + 1 == flows { 0 } else { at + 1 };
+                    }
+                    flow = if side == LOCAL { flow } else { at };
+                    errors +=
+                        if side == LOCAL { bridge(&table, &burst, LOCAL) } else { bridge(&table, &burst, DISTANT) };
+                    packets += BURST as u64;
+                    std::hint::black_box(&mut pool);
+                    continue;
+                }
                 for &b in &burst {
                     let m = &mut *(b as *mut Meta);
                     m.offset = DATA as u16;
@@ -240,14 +371,9 @@ fn main() {
                         for i in 0..BURST {
                             let m = &*(burst[i] as *const Meta);
                             let d = burst[i].add(m.offset as usize);
-                            if u16be(d.add(12)) != 0x800 || *d.add(14) != 0x45 || u16be(d.add(16)) + 14 > m.len {
-                                errors += 1;
-                            }
+                            errors += !is_ipv4(d, m.len) as u64;
                             if mode == "decap" {
-                                let vni = (d.add(46) as *const u32).read_unaligned().swap_bytes() >> 8;
-                                if *d.add(23) != 17 || u16be(d.add(36)) != 4789 || *d.add(42) != 8 || vni != 10 {
-                                    errors += 1;
-                                }
+                                errors += !is_vxlan(d) as u64;
                                 k[i] = mac(d.add(50));
                             } else {
                                 k[i] = five_tuple(d);
@@ -263,17 +389,7 @@ fn main() {
                                 m.len -= 50;
                                 continue;
                             }
-                            m.offset -= 50;
-                            m.len += 50;
-                            let d = burst[i].add(m.offset as usize);
-                            std::ptr::copy_nonoverlapping(OUTER.as_ptr(), d, 50);
-                            let ip_len = m.len - 14;
-                            (d.add(16) as *mut u16).write_unaligned(ip_len.to_be());
-                            let mut sum = 0xd926u32 + ip_len as u32; // the other words of this header
-                            sum = (sum & 0xffff) + (sum >> 16);
-                            (d.add(24) as *mut u16).write_unaligned((!(sum as u16)).to_be());
-                            (d.add(38) as *mut u16).write_unaligned((ip_len - 20).to_be());
-                            (d.add(34) as *mut u16).write_unaligned((0xc000 | h[i] as u16 & 0x3fff).to_be());
+                            add_outer(burst[i], m, h[i]);
                         }
                     }
                 }
