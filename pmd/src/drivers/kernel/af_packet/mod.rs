@@ -54,7 +54,7 @@ use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, W
 const NAME: &str = "af_packet";
 /// Ethernet header and two VLAN tags.
 const HEADERS: usize = 14 + 2 * 4;
-/// A ring takes 16 MiB by default; a configuration with more queues than this is a mistake.
+/// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
 
 /// Receive socket of a queue with its ring.
@@ -380,7 +380,7 @@ impl AfPacketDevice {
                 hint: "; a smaller `depth` needs less memory".to_owned(),
             })?;
             // For frames that are too long for the ring.
-            let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
+            let bytes = (config.depth as usize).saturating_mul(4096).clamp(16 << 20, 256 << 20);
             let sized = socket.receive_buffer(bytes as libc::c_int);
             sized.map_err(self.system_error("setting the receive buffer size"))?;
             // Reject all frames until all sockets are in the group; otherwise each socket would receive every

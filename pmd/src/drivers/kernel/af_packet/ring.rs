@@ -22,8 +22,8 @@ use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 pub(super) const SLOT: usize = 2048;
 /// Bytes of memory that the kernel allocates at a time.
 const BLOCK: usize = 128 << 10;
-/// Minimum number of slots: 16 MiB. A worker that the scheduler suspends for a while must not lose frames.
-const MIN_SLOTS: usize = 8192;
+/// Minimum number of slots: 8 MiB. A worker that the scheduler suspends for a while must not lose frames.
+const MIN_SLOTS: usize = 4096;
 /// Bytes of `struct tpacket2_hdr` (linux/if_packet.h), which begins with the status.
 const SLOT_HEADER: usize = 32;
 
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn rings_have_full_blocks() {
-        for (depth, slots) in [(0, MIN_SLOTS), (8192, 8192), (8193, 8256), (65_536, 65_536)] {
+        for (depth, slots) in [(0, MIN_SLOTS), (4096, 4096), (4097, 4160), (65_536, 65_536)] {
             assert_eq!(slots_for(depth), slots);
         }
     }
