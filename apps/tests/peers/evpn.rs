@@ -498,6 +498,11 @@ pub(crate) fn groups_of_nexthops_share_flows(variant: Variant) {
         [far_mac.clone(), other(0), other(99)]
             .iter()
             .for_each(|mac| gateway.wait_for_mac(mac, Some((&to, "external"))));
+        // Only some packets wait for a next hop that is not known yet.
+        let known: Vec<&str> = members.iter().copied().filter(|it| vteps.iter().any(|vtep| vtep == it)).collect();
+        gateway.wait("remotes", "next hops", |rows| {
+            known.iter().all(|it| rows.iter().any(|row| row["remote"] == **it && row["state"] == "ready"))
+        });
     };
     let [first, second, third] = vteps.each_ref().map(String::as_str);
     wait(&[first, second, third]);
