@@ -51,7 +51,7 @@ unsafe fn hash(key: [u64; 3]) -> usize {
     unsafe { _mm_crc32_u64(_mm_crc32_u64(_mm_crc32_u64(0, key[0]), key[1]), key[2]) as usize }
 }
 
-fn insert(table: &mut [Entry], key: [u64; 3], used: u64) {
+fn insert(table: &mut [Entry], key: [u64; 3]) {
     let mask = table.len() - 1;
     let mut at = unsafe { hash(key) } & mask;
     while table[at].used != 0 {
@@ -60,7 +60,7 @@ fn insert(table: &mut [Entry], key: [u64; 3], used: u64) {
         }
         at = (at + 1) & mask;
     }
-    table[at] = Entry { key, used };
+    table[at] = Entry { key, used: 1 };
 }
 
 #[inline(always)]
@@ -163,14 +163,29 @@ fn frame_from(side: u64, i: usize) -> [u8; 114] {
     frame
 }
 
+/// Hash of an Ethernet address.
+#[inline(always)]
+unsafe fn host_hash(mac: u64) -> usize {
+    unsafe { _mm_crc32_u64(0, mac) as usize }
+}
+
+fn insert_host(table: &mut [Entry], mac: u64, side: u64) {
+    let mask = table.len() - 1;
+    let mut at = unsafe { host_hash(mac) } & mask;
+    while table[at].used != 0 {
+        at = (at + 1) & mask;
+    }
+    table[at] = Entry { key: [mac, 0, 0], used: side };
+}
+
 /// Returns the side of a host.
 #[inline(always)]
-unsafe fn side_of(table: &[Entry], h: usize, key: [u64; 3]) -> u64 {
+unsafe fn side_of(table: &[Entry], h: usize, mac: u64) -> u64 {
     let mask = table.len() - 1;
     let mut at = h & mask;
     loop {
         let e = unsafe { table.get_unchecked(at) };
-        if e.key == key || e.used == 0 {
+        if e.key[0] == mac || e.used == 0 {
             return e.used;
         }
         at = (at + 1) & mask;
@@ -181,7 +196,7 @@ unsafe fn side_of(table: &[Entry], h: usize, key: [u64; 3]) -> u64 {
 /// Returns the number of packets that are wrong.
 #[inline(always)]
 unsafe fn bridge(table: &[Entry], burst: &[*mut u8; BURST], side: u64) -> u64 {
-    let (mut h, mut k) = ([[0; 2]; BURST], [[[0u64; 3]; 2]; BURST]);
+    let (mut h, mut k) = ([[0; 2]; BURST], [[0u64; 2]; BURST]);
     let mut errors = 0;
     unsafe {
         for i in 0..BURST {
@@ -192,9 +207,9 @@ unsafe fn bridge(table: &[Entry], burst: &[*mut u8; BURST], side: u64) -> u64 {
                 errors += !is_vxlan(d) as u64;
                 d = d.add(50);
             }
-            k[i] = [mac(d), mac(d.add(6))];
+            k[i] = [mac(d)[0], mac(d.add(6))[0]];
             for (h, key) in h[i].iter_mut().zip(k[i]) {
-                *h = hash(key);
+                *h = host_hash(key);
                 _mm_prefetch(table.as_ptr().add(*h & (table.len() - 1)) as *const i8, _MM_HINT_T0);
             }
         }
@@ -282,7 +297,7 @@ fn main() {
         .collect();
     let sides = [LOCAL, DISTANT].map(|side| (0..pairs).map(|i| frame_from(side, i)).collect::<Vec<_>>());
     for (frames, source, side) in [(&sides[0], 6, LOCAL), (&sides[1], 50 + 6, DISTANT)] {
-        frames.iter().for_each(|frame| insert(&mut table, unsafe { mac(frame[source..].as_ptr()) }, side));
+        frames.iter().for_each(|frame| insert_host(&mut table, unsafe { mac(frame[source..].as_ptr())[0] }, side));
     }
     for i in 0..flows - pairs {
         let f = inner_frame(i);
@@ -291,7 +306,7 @@ fn main() {
             "random" => random_tuple(i),
             _ => unsafe { five_tuple(f.as_ptr()) },
         };
-        insert(&mut table, key, 1);
+        insert(&mut table, key);
     }
     let frame_len = if mode == "decap" { 114 } else { 64 };
     let lookups = mode == "table" || mode == "random";
