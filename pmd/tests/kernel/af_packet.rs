@@ -741,50 +741,6 @@ fn nothing_is_allocated_for_a_packet() {
 }
 
 #[test]
-fn short_and_long_frames_keep_their_order() {
-    require!(all Requirement::LAB);
-    let Pair { dut, peer, .. } = &Pair::new("order", 9202, 1);
-    let (wire, pool) = (peer.frames("eth0"), common::pool());
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    for keys in ["", "superframes = 'cut'"] {
-        dut.inside(|| {
-            let table = format!("driver = 'af_packet'\ndevice = 'eth0'\nmtu = 9202\n[port.af_packet]\n{keys}\n");
-            let mut it = common::start(&table, &pool).unwrap();
-            // Slots of the ring hold frames of about 1970 bytes.
-            for round in 0..60 {
-                let frames: Vec<Vec<u8>> = (0..200u8)
-                    .map(|number| {
-                        let len = match random.u8(..4) {
-                            0 => random.usize(60..1900),
-                            1 => random.usize(1900..2060),
-                            _ => random.usize(60..9216),
-                        };
-                        let mut frame = [&[2; 6][..], &[4; 6], &[0x88, 0xb5, round, number]].concat();
-                        frame.extend((16..len).map(|at| number.wrapping_add(at as u8).wrapping_add((at >> 8) as u8)));
-                        frame
-                    })
-                    .collect();
-                frames.iter().for_each(|frame| wire.send(frame).unwrap());
-                let mut got: Vec<Vec<u8>> = Vec::new();
-                eventually(TIMEOUT, || {
-                    let mut batch = Batch::new();
-                    it.rx[0].receive(&mut batch);
-                    let bytes = |packet: &Packet| packet.segments().flatten().copied().collect();
-                    got.extend(batch.iter().map(bytes).filter(|frame: &Vec<u8>| frame[12..14] == [0x88, 0xb5]));
-                    got.len() >= frames.len()
-                });
-                assert!(got == frames, "round {round}: {} frames", got.len());
-            }
-            assert_eq!(it.rx[0].waiting(), Some(0));
-            it.port.stop(it.rx, it.tx).unwrap();
-        });
-        assert_eq!(pool.outstanding(), 0);
-    }
-}
-
-#[test]
 fn refusals_say_what_to_do() {
     require!(all Requirement::LAB);
     let lab = Lab::new("refusals");

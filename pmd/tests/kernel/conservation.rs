@@ -79,10 +79,12 @@ fn frames_of_an_interface_are_all_counted() {
             }
             sent += ARP;
             assert_balance(name, &mut it, sent, &[]);
-            for _ in 0..BURST {
+            // Without a ring, frames wait in the larger buffer of the socket.
+            let burst = if name == "af_packet " { 4 * BURST } else { BURST };
+            for _ in 0..burst {
                 wire.send(&frame([0x88, 0xb5], 1400)).unwrap();
             }
-            sent += BURST;
+            sent += burst;
             assert_balance(name, &mut it, sent, &[full]);
             pair.dut.ip("link set eth0 mtu 1000");
             for _ in 0..LONG {
@@ -109,32 +111,6 @@ fn frames_of_an_interface_are_all_counted() {
         });
         assert_eq!(pair.pool.outstanding(), 0, "{name}");
     }
-}
-
-#[test]
-fn long_frames_without_room_in_the_socket_are_counted() {
-    require!(all Requirement::LAB);
-    let pair = Pair::new("balancelong", 9202, 1);
-    let wire = pair.peer.frames("eth0");
-    pair.dut.inside(|| {
-        let table = "driver = 'af_packet'\ndevice = 'eth0'\nmtu = 9202\ndepth = 64\n";
-        let mut it = common::start(table, &pair.pool).unwrap();
-        let mut sent = 0;
-        for round in 0..2 {
-            // Fewer than the ring has slots. The socket has room for some of the long ones.
-            for number in 0..4000 {
-                let len = if number % 7 == 0 { 60 } else { 9000 };
-                wire.send(&[&[2; 6][..], &[4; 6], &[0x88, 0xb5], &vec![7; len - 14]].concat()).unwrap();
-            }
-            sent += 4000;
-            assert_balance("long frames", &mut it, sent, &[DropReason::RxFull]);
-            assert_eq!(it.port.extra_statistics().iter().find(|(name, _)| *name == "kernel_drops").unwrap().1, 0);
-            let received = it.port.rx_statistics().remove(0).packets;
-            assert!(received > (round + 1) * 1000, "{received} of {sent}: all short ones and some long ones");
-        }
-        it.port.stop(it.rx, it.tx).unwrap();
-    });
-    assert_eq!(pair.pool.outstanding(), 0);
 }
 
 #[test]

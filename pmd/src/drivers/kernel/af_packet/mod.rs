@@ -5,10 +5,13 @@
 //! exclusive = false
 //! ```
 //!
-//! Each receive queue is a socket with a `TPACKET_V2` ring, joined with the others in a fan-out group. Frames that are
-//! too long for the ring, such as superframes, come by recvmmsg(2). Each transmit queue is a socket that only sends.
-//! Sockets pass a `virtio_net_hdr` with each frame, which states what the kernel left undone. The driver completes it:
-//! checksums, segmentation and VLAN tags (`kernel::vnet_hdr`).
+//! Each receive queue is a socket with a `TPACKET_V3` ring, joined with the others in a fan-out group. Each
+//! transmit queue is a socket that only sends. Sockets pass a `virtio_net_hdr` with each frame, which states
+//! what the kernel left undone. The driver completes it: checksums, segmentation and VLAN tags
+//! (`kernel::vnet_hdr`).
+//!
+//! With `superframes = "whole"` a receive queue has no ring: recvmmsg(2) writes frames directly into packet
+//! buffers. A block of a ring would hold only one superframe, which the kernel releases after a timeout.
 //!
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
@@ -19,6 +22,7 @@
 
 mod ring;
 mod rx;
+mod rx_whole;
 mod socket;
 mod tunnel_gso;
 mod tx;
@@ -26,8 +30,9 @@ mod tx;
 use std::io;
 use std::sync::Arc;
 
-use ring::{Ring, SLOT, slots_for};
+use ring::{BLOCK, Ring, blocks_for};
 use rx::Receiver;
+use rx_whole::WholeReceiver;
 use socket::{Fanout, Filter, Socket};
 use tx::{Sender, Sockets};
 
@@ -57,8 +62,8 @@ const HEADERS: usize = 14 + 2 * 4;
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
 
-/// Receive socket of a queue with its ring.
-type BoundReceiver = (Arc<Socket>, Ring);
+/// Receive socket of a queue, with its ring unless superframes stay whole.
+type BoundReceiver = (Arc<Socket>, Option<Ring>);
 
 /// Offloads of every interface.
 const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS);
@@ -138,7 +143,7 @@ impl Driver for AfPacket {
     }
 
     fn about(&self) -> &'static str {
-        "packet sockets with TPACKET_V2 rings, on any Ethernet interface"
+        "packet sockets with TPACKET_V3 rings, on any Ethernet interface"
     }
 
     fn device_kind(&self) -> DeviceKind {
@@ -185,9 +190,9 @@ impl Driver for AfPacket {
             let device = interface.name.clone();
             let usable = match Options::new(&device).open_device() {
                 Ok(_) if carries_default_route(interface.index).unwrap_or(false) => {
-                    Ok("TPACKET_V2, sendmmsg; carries a default route: auto uses it only with force".to_owned())
+                    Ok("TPACKET_V3, sendmmsg; carries a default route: auto uses it only with force".to_owned())
                 }
-                Ok(_) => Ok("TPACKET_V2, sendmmsg".to_owned()),
+                Ok(_) => Ok("TPACKET_V3, sendmmsg".to_owned()),
                 Err(error) => Err(error.to_string()),
             };
             Candidate { device, usable }
@@ -337,14 +342,14 @@ struct Running {
     /// BPF link of the program for superframes in tunnels.
     tunnels: Option<ProgramLink>,
     notes: Vec<String>,
-    /// Slots of each ring.
-    slots: usize,
+    blocks: usize,
 }
 
 #[derive(Default)]
 struct Totals {
     packets: u64,
     drops: u64,
+    freezes: u64,
     /// Frames that lost interfaces dropped.
     interface: Dropped,
 }
@@ -362,7 +367,7 @@ impl AfPacketDevice {
         }
     }
 
-    fn receivers(&self, config: &PortConfig, slots: usize) -> Result<Vec<BoundReceiver>, PortError> {
+    fn receivers(&self, config: &PortConfig, blocks: usize) -> Result<Vec<BoundReceiver>, PortError> {
         let index = self.interface.index;
         let mut receivers = Vec::new();
         for _ in 0..config.rx_queues {
@@ -372,17 +377,20 @@ impl AfPacketDevice {
                 .set_option(libc::PACKET_IGNORE_OUTGOING, &on)
                 .map_err(self.system_error("PACKET_IGNORE_OUTGOING (Linux 4.20)"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
-            let ring = Ring::new(&socket, slots).map_err(|source| PortError::System {
+            let ring = (!self.options.keep_superframes).then(|| Ring::new(&socket, blocks)).transpose();
+            let ring = ring.map_err(|source| PortError::System {
                 driver: NAME,
                 device: self.options.device.clone(),
-                what: format!("a receive ring of {} KiB", (slots * SLOT) >> 10),
+                what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
                 source,
                 hint: "; a smaller `depth` needs less memory".to_owned(),
             })?;
-            // For frames that are too long for the ring.
-            let bytes = (config.depth as usize).saturating_mul(4096).clamp(16 << 20, 256 << 20);
-            let sized = socket.receive_buffer(bytes as libc::c_int);
-            sized.map_err(self.system_error("setting the receive buffer size"))?;
+            if ring.is_none() {
+                socket.set_option(libc::PACKET_AUXDATA, &on).map_err(self.system_error("PACKET_AUXDATA"))?;
+                let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
+                let sized = socket.receive_buffer(bytes as libc::c_int);
+                sized.map_err(self.system_error("setting the receive buffer size"))?;
+            }
             // Reject all frames until all sockets are in the group; otherwise each socket would receive every
             // frame.
             socket.attach_filter(Filter::RejectAll).map_err(self.system_error("attaching a filter"))?;
@@ -432,8 +440,8 @@ impl AfPacketDevice {
         self.totals.interface = self.totals.interface.plus(dropped);
         self.segmentation = segmentation(&self.interface);
         check_mtu(NAME, &self.interface, config.mtu)?;
-        let slots = slots_for(config.depth);
-        let receivers = self.receivers(config, slots)?;
+        let blocks = blocks_for(config.depth);
+        let receivers = self.receivers(config, blocks)?;
         let mut notes = Vec::new();
         let exclusive = match self.options.exclusive {
             true => match self.attach_drop_program(config.bifurcation.as_ref())? {
@@ -478,11 +486,13 @@ impl AfPacketDevice {
         let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
         for (socket, ring) in receivers {
             let offload = VnetOffload::new(config.pool.clone(), config.id);
-            let offload = offload.keep_superframes(self.options.keep_superframes);
-            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
+            queues.rx.push(match ring {
+                Some(ring) => Box::new(Receiver::new(socket, ring, offload)),
+                None => Box::new(WholeReceiver::new(socket, offload)),
+            });
         }
         let is_bifurcated = config.bifurcation.is_some();
-        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, tunnels, notes, slots });
+        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, tunnels, notes, blocks });
         Ok(queues)
     }
 
@@ -492,6 +502,7 @@ impl AfPacketDevice {
             if let Ok(counted) = socket.statistics() {
                 self.totals.packets += u64::from(counted.packets);
                 self.totals.drops += u64::from(counted.drops);
+                self.totals.freezes += u64::from(counted.freezes);
             }
         }
     }
@@ -500,13 +511,13 @@ impl AfPacketDevice {
 impl Device for AfPacketDevice {
     fn capabilities(&self) -> Capabilities {
         let whole = self.options.keep_superframes;
-        let mut mode = "TPACKET_V2 receive ring, sendmmsg, qdisc bypass".to_owned();
-        if whole {
-            mode += ", superframes not segmented";
-        }
+        let receive = if whole { "recvmmsg, superframes not segmented" } else { "TPACKET_V3 receive ring" };
+        let mut mode = format!("{receive}, sendmmsg, qdisc bypass");
         let mut notes = Vec::new();
         if let Some(running) = &self.running {
-            mode += &format!(", {} slots of {SLOT} bytes", running.slots);
+            if !whole {
+                mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
+            }
             mode += match (&running.exclusive, running.is_bifurcated) {
                 (Some(_), true) => ", tunnel packets only",
                 (Some(_), false) => ", exclusive",
@@ -615,7 +626,11 @@ impl DeviceLink for AfPacketDevice {
 impl DeviceStatistics for AfPacketDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         self.read_statistics();
-        vec![("kernel_packets", self.totals.packets), ("kernel_drops", self.totals.drops)]
+        vec![
+            ("kernel_packets", self.totals.packets),
+            ("kernel_drops", self.totals.drops),
+            ("kernel_ring_freezes", self.totals.freezes),
+        ]
     }
 
     fn drops(&mut self) -> Vec<(DropReason, u64)> {

@@ -1,186 +1,123 @@
-// UNSAFETY: recvmmsg(2) takes the addresses of packet buffers.
-#![allow(unsafe_code)]
-
-//! Receive: short frames by a ring, longer ones by recvmmsg(2).
-//!
-//! Frames that a slot of the ring holds cost no system call. The kernel copies longer ones directly into packet
-//! buffers. A `TPACKET_V3` ring would need a block for each superframe. The kernel releases a block after a timeout of
-//! a millisecond, a round trip of many superframes.
-
 use std::any::Any;
-use std::mem::zeroed;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
+use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
 
-use super::ring::{Ring, SlotFrame};
+use super::ring::{BLOCK, NUM_PKTS, Ring};
 use super::socket::Socket;
-use crate::drivers::kernel::common::frame_buffers::{BUFFERS, FrameBuffers};
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr, VnetOffload};
 use crate::port::{RxDriver, bytes_of};
+use wirepath_packet::Batch;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{Batch, Packet, Pool};
 
-/// Frames of one system call. Each has buffers for a superframe.
-const FRAMES: usize = 16;
-
-/// Room for one frame and its virtio header.
-struct Room {
-    header: [u8; vnet_hdr::HEADER],
-    parts: [libc::iovec; BUFFERS + 1],
-    buffers: FrameBuffers,
-}
-
-/// Frames that were too long for the ring.
-struct LongFrames {
-    rooms: Box<[Room; FRAMES]>,
-    messages: Box<[libc::mmsghdr; FRAMES]>,
-    /// Rooms from the first to the second number hold frames that were not delivered yet.
-    received: (usize, usize),
-}
-
-// SAFETY: the addresses in `messages` and `parts` are used only within `receive`, which writes them before each
-// use. They point into boxes and packets that this value owns.
-unsafe impl Send for LongFrames {}
-
-impl LongFrames {
-    fn new() -> Self {
-        let room = |_| Room {
-            header: [0; vnet_hdr::HEADER],
-            parts: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BUFFERS + 1],
-            buffers: FrameBuffers::new(),
-        };
-        // SAFETY: zero bytes are valid for `mmsghdr`: no name, no control data, no buffers.
-        let messages = unsafe { Box::new(zeroed()) };
-        Self { rooms: Box::new(std::array::from_fn(room)), messages, received: (0, 0) }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.received.0 == self.received.1
-    }
-
-    /// Receives at most `most` frames, fewer if the pool has not enough buffers. Returns false if the socket has none.
-    fn receive(&mut self, socket: &Socket, most: usize, pool: &Pool) -> bool {
-        let mut n = 0;
-        for (room, message) in self.rooms.iter_mut().zip(self.messages.iter_mut()).take(most) {
-            if !room.buffers.fill(pool) {
-                // Frames wait in the kernel, which counts those that it drops.
-                break;
-            }
-            let header = room.header.as_mut_slice();
-            let all = std::iter::once(header).chain(room.buffers.parts());
-            for (part, bytes) in room.parts.iter_mut().zip(all) {
-                *part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            }
-            message.msg_hdr.msg_iov = room.parts.as_mut_ptr();
-            message.msg_hdr.msg_iovlen = room.parts.len();
-            message.msg_hdr.msg_flags = 0;
-            n += 1;
-        }
-        self.received = (0, 0);
-        if n == 0 {
-            return true;
-        }
-        let (fd, no_timeout) = (socket.as_fd().as_raw_fd(), std::ptr::null_mut());
-        // SAFETY: the first `n` messages point to buffers of the rooms, which
-        // this value owns exclusively and which live until after the call.
-        let rc = unsafe { libc::recvmmsg(fd, self.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT, no_timeout) };
-        self.received.1 = usize::try_from(rc).unwrap_or(0).min(n);
-        // Other errors are those of an interface that went down or was lost. The socket reports each once, before
-        // its frames.
-        rc > 0 || Errno::from_io_error(&std::io::Error::last_os_error()) != Some(Errno::AGAIN)
-    }
-
-    /// Takes the next received frame.
-    fn next(&mut self) -> Option<Result<(Packet, VirtioNetHdr), DropReason>> {
-        if self.is_empty() {
-            return None;
-        }
-        let (room, message) = (&mut self.rooms[self.received.0], &self.messages[self.received.0]);
-        self.received.0 += 1;
-        if message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
-            return Some(Err(DropReason::TooLong));
-        }
-        let len = (message.msg_len as usize).checked_sub(vnet_hdr::HEADER);
-        let packet = len.and_then(|len| room.buffers.take(len)).ok_or(DropReason::BadDescriptor);
-        Some(packet.map(|packet| (packet, VirtioNetHdr::read(&room.header))))
-    }
-}
+/// Offset in `struct tpacket_block_desc`.
+const FIRST_PKT: usize = 16;
+/// Bytes of `struct tpacket3_hdr`.
+const FRAME_HEADER: usize = size_of::<libc::tpacket3_hdr>();
+const _: () = assert!(FRAME_HEADER == 48);
 
 /// Receive queue of one socket.
 pub(super) struct Receiver {
     socket: Arc<Socket>,
     ring: Ring,
-    long: LongFrames,
+    /// Position in the current block; `None` between blocks.
+    cursor: Option<BlockCursor>,
     offload: VnetOffload,
     counters: Arc<QueueCounters>,
 }
 
+#[derive(Clone, Copy)]
+struct BlockCursor {
+    left: u32,
+    offset: usize,
+}
+
+/// A frame inside a block.
+struct Frame<'a> {
+    bytes: &'a [u8],
+    header: VirtioNetHdr,
+    tag: Option<Tag>,
+    /// True if the kernel truncated the frame.
+    truncated: bool,
+    /// Distance to the next frame in bytes.
+    next: usize,
+}
+
 impl Receiver {
     pub(super) fn new(socket: Arc<Socket>, ring: Ring, offload: VnetOffload) -> Self {
-        Self { socket, ring, long: LongFrames::new(), offload, counters: Arc::default() }
-    }
-
-    /// Delivers the frame of the current slot, or drops and counts it. Returns false if there is none, or if it waits
-    /// for buffers.
-    #[inline(always)]
-    fn deliver(&mut self, batch: &mut Batch) -> bool {
-        let Some((frame, tag)) = self.ring.frame() else { return false };
-        match frame {
-            SlotFrame::Whole(bytes, header) => {
-                let Some(mut packet) = self.offload.pool().take() else { return false };
-                // A packet buffer is longer than a slot.
-                match packet.append(bytes.len()) {
-                    Some(data) => {
-                        data.copy_from_slice(bytes);
-                        self.offload.receive_packet(packet, header, tag, batch, &self.counters);
-                    }
-                    None => self.counters.drops.add(DropReason::TooLong, 1),
-                }
-            }
-            SlotFrame::InSocket => return self.deliver_long(tag, batch),
-            SlotFrame::Lost => self.counters.drops.add(DropReason::RxFull, 1),
-            SlotFrame::Malformed => self.counters.drops.add(DropReason::BadDescriptor, 1),
-        }
-        self.ring.release();
-        true
-    }
-
-    /// Delivers the frame of the current slot, which the socket has.
-    #[inline(never)]
-    fn deliver_long(&mut self, tag: Option<Tag>, batch: &mut Batch) -> bool {
-        if self.long.is_empty() {
-            let most = self.ring.in_socket(FRAMES.min(batch.space()));
-            if !self.long.receive(&self.socket, most, self.offload.pool()) {
-                self.counters.drops.add(DropReason::BadDescriptor, 1);
-                self.ring.release();
-                return true;
-            }
-        }
-        match self.long.next() {
-            None => return false,
-            Some(Ok((packet, header))) => self.offload.receive_packet(packet, header, tag, batch, &self.counters),
-            Some(Err(reason)) => self.counters.drops.add(reason, 1),
-        }
-        self.ring.release();
-        true
+        Self { socket, ring, cursor: None, offload, counters: Arc::default() }
     }
 }
 
+/// Parses the frame at `offset` of a block. Every field is validated; `None` means that the frame is
+/// malformed.
+#[inline(always)]
+fn frame_at(block: &[u8; BLOCK], offset: usize) -> Option<Frame<'_>> {
+    let h: &[u8; FRAME_HEADER] = block.get(offset..)?.first_chunk()?;
+    let word = |at: usize| u32::from_ne_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let half = |at: usize| u16::from_ne_bytes([h[at], h[at + 1]]);
+    let (next, kept, len, status, mac) = (word(0), word(12), word(16), word(20), half(24));
+    let start = offset + usize::from(mac);
+    let bytes = block.get(start..start + kept as usize)?;
+    let header = block.get(start.checked_sub(vnet_hdr::HEADER)?..start)?.first_chunk()?;
+    let tag = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+        let named = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+        Tag { tpid: if named { EtherType(half(36)) } else { EtherType::VLAN }, tci: word(32) as u16 }
+    });
+    Some(Frame { bytes, header: VirtioNetHdr::read(header), tag, truncated: len != kept, next: next as usize })
+}
+
+/// Returns the position of the first frame in a block.
+#[inline]
+fn first_frame(block: &[u8; BLOCK]) -> BlockCursor {
+    let word = |at: usize| u32::from_ne_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+    BlockCursor { left: word(NUM_PKTS), offset: word(FIRST_PKT) as usize }
+}
+
 impl RxDriver for Receiver {
+    #[inline]
     fn receive(&mut self, batch: &mut Batch) {
         let before = batch.len();
-        self.offload.resume(batch, &self.counters);
-        while !batch.is_full() && !self.offload.is_cutting() && self.deliver(batch) {}
+        while !batch.is_full() {
+            let Some(block) = self.ring.block() else { break };
+            let cursor = self.cursor.get_or_insert_with(|| first_frame(block));
+            while cursor.left > 0 {
+                let Some(frame) = frame_at(block, cursor.offset) else {
+                    self.counters.drops.add(DropReason::BadDescriptor, cursor.left.into());
+                    self.offload.reset();
+                    cursor.left = 0;
+                    break;
+                };
+                if frame.truncated {
+                    self.counters.drops.add(DropReason::TooLong, 1);
+                } else if !self.offload.receive_frame(frame.bytes, frame.header, frame.tag, batch, &self.counters) {
+                    break;
+                }
+                cursor.left -= 1;
+                // The kernel writes zero into the last frame.
+                if cursor.left > 0 && frame.next < FRAME_HEADER {
+                    self.counters.drops.add(DropReason::BadDescriptor, cursor.left.into());
+                    cursor.left = 0;
+                }
+                cursor.offset += frame.next;
+            }
+            if cursor.left > 0 {
+                break;
+            }
+            self.cursor = None;
+            self.ring.release();
+        }
         let got = &batch.as_slice()[before..];
         self.counters.count_burst(got.len() as u64, bytes_of(got));
     }
 
     fn waiting(&mut self) -> Option<u32> {
-        Some(self.ring.filled() as u32)
+        let current = self.ring.block().map(first_frame).map_or(0, |cursor| cursor.left);
+        let taken = self.cursor.map_or(0, |cursor| current.saturating_sub(cursor.left));
+        Some(self.ring.frames().saturating_sub(taken))
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {
@@ -192,7 +129,7 @@ impl RxDriver for Receiver {
     }
 
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
-        if self.ring.is_ready() || self.offload.is_cutting() {
+        if self.ring.is_ready() {
             return None;
         }
         self.socket.clear_error();
@@ -201,5 +138,49 @@ impl RxDriver for Receiver {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block() -> Box<[u8; BLOCK]> {
+        vec![0u8; BLOCK].into_boxed_slice().try_into().unwrap()
+    }
+
+    fn put(block: &mut [u8; BLOCK], at: usize, value: u32) {
+        block[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_frame_is_found_with_its_tag() {
+        let mut b = block();
+        put(&mut b, 48, 144);
+        put(&mut b, 48 + 12, 60);
+        put(&mut b, 48 + 16, 60);
+        put(&mut b, 48 + 20, libc::TP_STATUS_USER | libc::TP_STATUS_VLAN_VALID | libc::TP_STATUS_VLAN_TPID_VALID);
+        put(&mut b, 48 + 24, 82);
+        put(&mut b, 48 + 32, 0x2064);
+        put(&mut b, 48 + 36, 0x88a8);
+        b[48 + 82] = 0xab;
+        let frame = frame_at(&b, 48).unwrap();
+        assert_eq!((frame.bytes.len(), frame.bytes[0], frame.next, frame.truncated), (60, 0xab, 144, false));
+        assert_eq!(frame.tag, Some(Tag { tpid: EtherType::QINQ, tci: 0x2064 }));
+    }
+
+    #[test]
+    fn malformed_blocks_are_refused() {
+        let mut b = block();
+        assert!(frame_at(&b, 0).is_none(), "no room for the header in front of the frame");
+        assert!(frame_at(&b, BLOCK - 47).is_none());
+        assert!(frame_at(&b, usize::MAX - 3).is_none());
+        put(&mut b, 12, u32::MAX);
+        put(&mut b, 24, 80);
+        assert!(frame_at(&b, 0).is_none());
+        put(&mut b, 12, (BLOCK - 80) as u32);
+        assert!(frame_at(&b, 0).is_some());
+        put(&mut b, 12, (BLOCK - 79) as u32);
+        assert!(frame_at(&b, 0).is_none());
     }
 }

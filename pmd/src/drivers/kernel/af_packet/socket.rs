@@ -26,7 +26,7 @@ pub(super) enum Fanout {
 #[derive(Debug)]
 pub(super) struct Socket(OwnedFd);
 
-/// `struct tpacket_stats`. Reading it resets the kernel's counters.
+/// `struct tpacket_stats_v3`. Reading it resets the kernel's counters.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Statistics {
@@ -34,6 +34,8 @@ pub(super) struct Statistics {
     pub(super) packets: c_uint,
     /// Frames dropped because the ring was full.
     pub(super) drops: c_uint,
+    /// Number of times that the ring was frozen because it was full.
+    pub(super) freezes: c_uint,
 }
 
 impl Socket {

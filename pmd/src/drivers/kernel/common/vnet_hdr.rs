@@ -163,8 +163,6 @@ fn gso_header(kind: u8, header_len: usize, size: u16, start: usize, offset: u16)
 pub(crate) struct VnetOffload {
     pool: Pool,
     port: PortId,
-    /// True if superframes stay whole where [`superframe`] represents them.
-    keeps_superframes: bool,
     /// Segments of the current superframe that were delivered in earlier batches.
     segments_done: usize,
     /// A superframe in packet buffers that is being cut.
@@ -173,12 +171,12 @@ pub(crate) struct VnetOffload {
 
 impl VnetOffload {
     pub(crate) fn new(pool: Pool, port: PortId) -> Self {
-        Self { pool, port, keeps_superframes: true, segments_done: 0, cutting: None }
+        Self { pool, port, segments_done: 0, cutting: None }
     }
 
-    /// Sets whether superframes in packet buffers stay whole. The default is true.
-    pub(crate) fn keep_superframes(self, keep: bool) -> Self {
-        Self { keeps_superframes: keep, ..self }
+    /// Abandons a superframe that was delivered in part.
+    pub(crate) fn reset(&mut self) {
+        self.segments_done = 0;
     }
 
     /// The pool of received packets.
@@ -187,8 +185,7 @@ impl VnetOffload {
     }
 
     /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. Superframes of TCP and UDP stay
-    /// whole, also in tunnels. Those that [`superframe`] does not represent are cut, or all of them
-    /// ([`Self::keep_superframes`]). The batch has room for a packet,
+    /// whole, also in tunnels; those that [`superframe`] does not represent are cut. The batch has room for a packet,
     /// and [`Self::is_cutting`] is false.
     #[inline]
     pub(crate) fn receive_packet(
@@ -270,7 +267,7 @@ impl VnetOffload {
         let is_partial = l4 == Some(layers.l4()) && layers.payload() <= packet.data().len();
         let fits = packet.len() <= MAX_WHOLE;
         let is_long = layers.payload() + usize::from(header.gso_size) < packet.len();
-        if self.keeps_superframes && can_stay_whole && !is_fragment && is_partial && fits && is_long {
+        if can_stay_whole && !is_fragment && is_partial && fits && is_long {
             packet.set_header_lengths(HeaderLengths::from(&parsed));
             packet.set_flags(GSO_FLAGS);
             return Ok(Some(packet));
