@@ -50,7 +50,7 @@ use crate::zeroed_memory::{Line, Pages, Zeroed};
 pub use group::{GroupMember, NextHopGroup};
 use memory::{Cells, Published, UNIT_CELLS};
 pub use prefix::{NetworkPrefix, PrefixError};
-use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, entry_mask, is_block, place_of, unit_of};
+use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, entry_mask, is_block, place_of, positions, unit_of};
 
 /// Result of a lookup that finds no route.
 pub const NO_ROUTE: u32 = u32::MAX;
@@ -323,11 +323,11 @@ impl RouteView<'_> {
             }
         }
         if !PREFETCH {
-            places(open).for_each(|i| prefetch_block(cells, values[i]));
+            positions(open).for_each(|i| prefetch_block(cells, values[i]));
         }
         let mut level = 0;
         while open != 0 {
-            for i in places(std::mem::take(&mut open)) {
+            for i in positions(std::mem::take(&mut open)) {
                 let position = address(i).skip(direct(i).bits + level * STRIDE).position();
                 values[i] = entry_in(cells, block_of(values[i]), position);
                 prefetch_block(cells, values[i]);
@@ -365,16 +365,6 @@ fn prefetch_block(cells: Published<'_>, entry: u32) {
 }
 
 const _: () = assert!(BATCH == u64::BITS as usize);
-
-/// Returns the numbers of the bits that are set.
-#[inline(always)]
-fn places(mut bits: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let first = (bits != 0).then(|| bits.trailing_zeros() as usize);
-        bits &= bits.wrapping_sub(1);
-        first
-    })
-}
 
 /// The only writer of [`RouteTables`], on the control thread.
 #[derive(Debug)]

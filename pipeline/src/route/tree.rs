@@ -583,7 +583,8 @@ fn runs(entries: &[u32; 64]) -> u64 {
 }
 
 /// Iterates over the bits of a number that are set, from the lowest on.
-fn positions(mut bitmap: u64) -> impl Iterator<Item = usize> {
+#[inline(always)]
+pub(super) fn positions(mut bitmap: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let position = bitmap.trailing_zeros();
         bitmap &= bitmap.wrapping_sub(1);
