@@ -23,9 +23,20 @@ impl FrameBuffers {
         Self { head: None, tail: Vec::with_capacity(TAIL) }
     }
 
-    /// Takes the missing buffers from the pool. Returns `false` if it has not enough.
+    /// Takes the missing buffers from the pool. Returns `false` if it has not enough, and gives all buffers back then:
+    /// queues that share a small pool would otherwise wait for buffers that each of them keeps.
     #[inline]
     pub(crate) fn fill(&mut self, pool: &Pool) -> bool {
+        let is_filled = self.take_missing(pool);
+        if !is_filled {
+            self.head = None;
+            self.tail.clear();
+        }
+        is_filled
+    }
+
+    #[inline]
+    fn take_missing(&mut self, pool: &Pool) -> bool {
         if self.head.is_none() {
             self.head = pool.take();
         }
@@ -107,5 +118,21 @@ mod tests {
         let pool = Pool::new("frames", 8).unwrap();
         let mut buffers = FrameBuffers::new();
         assert!(!buffers.fill(&pool));
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn queues_of_a_small_pool_do_not_wait_for_each_other() {
+        let pool = Pool::new("frames", BUFFERS as u32 + 10).unwrap();
+        let (mut one, mut other) = (FrameBuffers::new(), FrameBuffers::new());
+        for _ in 0..3 {
+            assert!(one.fill(&pool));
+            assert!(!other.fill(&pool), "the first one has them");
+            assert_eq!(one.take(60).unwrap().len(), 60);
+        }
+        drop(one);
+        assert!(other.fill(&pool));
+        drop(other);
+        assert_eq!(pool.outstanding(), 0);
     }
 }
