@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// A shared mapping for reading and writing. The kernel or one of its programs may access it too, so each user says
 /// when which side does.
@@ -27,7 +27,11 @@ impl Mapping {
         let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
         // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
         let start = unsafe { mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) }?;
-        Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?, bytes })
+        let it = Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?, bytes };
+        // A child that has the mapping too would keep what it belongs to, such as a ring of a socket.
+        // SAFETY: the mapping is new, and nobody depends on its being in a child.
+        unsafe { madvise(start, bytes, Advice::LinuxDontFork) }?;
+        Ok(it)
     }
 
     /// Address of the first byte. The mapping stays there as long as this value lives.
