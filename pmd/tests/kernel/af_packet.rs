@@ -1,8 +1,10 @@
-// UNSAFETY: sets a UDP socket option for which no safe crate is available.
+// UNSAFETY: sets a UDP socket option and makes a TAP device, for which no safe crate is available.
 #![allow(unsafe_code)]
 
 //! `af_packet` on a real kernel: superframes, tunnels, VLAN tags and exclusive use.
 
+use std::fs::File;
+use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -627,7 +629,7 @@ fn frames_for_others_only_when_promiscuous() {
             });
             assert_eq!(got, want, "promiscuous = {promiscuous}");
             let flags = dut.ip("-d link show eth0");
-            assert!(flags.contains(if promiscuous { "promiscuity 1" } else { "promiscuity 0" }), "{flags}");
+            assert_eq!(flags.contains("promiscuity 0"), !promiscuous, "{flags}");
             it.port.stop(it.rx, it.tx).unwrap();
         }
     });
@@ -738,6 +740,184 @@ fn nothing_is_allocated_for_a_packet() {
         assert_eq!((received, counted), (60, 0));
         it.port.stop(it.rx, it.tx).unwrap();
     });
+}
+
+#[test]
+fn short_and_long_frames_keep_their_order() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("order", 9202, 1);
+    let (wire, pool) = (peer.frames("eth0"), common::pool());
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for keys in ["", "superframes = 'cut'"] {
+        dut.inside(|| {
+            let table = format!("driver = 'af_packet'\ndevice = 'eth0'\nmtu = 9202\n[port.af_packet]\n{keys}\n");
+            let mut it = common::start(&table, &pool).unwrap();
+            for round in 0..60 {
+                let frames: Vec<Vec<u8>> = (0..200u8)
+                    .map(|number| {
+                        // The ring gets frames of at most 1900 bytes.
+                        let len = match random.u8(..4) {
+                            0 => random.usize(60..1900),
+                            1 => random.usize(1890..1910),
+                            _ => random.usize(60..9216),
+                        };
+                        let mut frame = [&[2; 6][..], &[4; 6], &[0x88, 0xb5, round, number]].concat();
+                        frame.extend((16..len).map(|at| number.wrapping_add(at as u8).wrapping_add((at >> 8) as u8)));
+                        frame
+                    })
+                    .collect();
+                frames.iter().for_each(|frame| wire.send(frame).unwrap());
+                let mut got: Vec<Vec<u8>> = Vec::new();
+                eventually(TIMEOUT, || {
+                    let mut batch = Batch::new();
+                    it.rx[0].receive(&mut batch);
+                    got.extend(batch.iter().map(common::bytes).filter(|frame| frame[12..14] == [0x88, 0xb5]));
+                    got.len() >= frames.len()
+                });
+                assert!(got == frames, "round {round}: {} frames", got.len());
+            }
+            it.port.stop(it.rx, it.tx).unwrap();
+        });
+        assert_eq!(pool.outstanding(), 0);
+    }
+}
+
+/// Makes a TAP device `tap0` of the calling thread's namespace. Each write is a virtio header and a frame.
+fn tap_device() -> File {
+    /// `TUNSETIFF`, `IFF_TAP`, `IFF_NO_PI`, `IFF_VNET_HDR` (linux/if_tun.h).
+    const SET_INTERFACE: libc::c_ulong = 0x4004_54ca;
+    const FLAGS: u16 = 0x0002 | 0x1000 | 0x4000;
+    let file = File::options().read(true).write(true).open("/dev/net/tun").unwrap();
+    let mut request = [0u8; 40];
+    request[..4].copy_from_slice(b"tap0");
+    request[16..18].copy_from_slice(&FLAGS.to_ne_bytes());
+    // SAFETY: the request is a `struct ifreq` of 40 bytes, which outlives the call.
+    assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), SET_INTERFACE, request.as_mut_ptr()) }, 0);
+    file
+}
+
+/// Kinds of frames that [`numbered`] makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Short,
+    Long,
+    /// TCP, to be cut.
+    Superframe,
+    /// A UDP datagram to be fragmented (UFO). The kernel cannot describe it to a packet socket.
+    Undescribed,
+}
+
+/// Returns a virtio header and a frame that carries a number.
+fn numbered(kind: Kind, number: u32, random: &mut fastrand::Rng) -> Vec<u8> {
+    let (protocol, header): (u8, [u8; 4]) = match kind {
+        Kind::Short | Kind::Long => {
+            let len = if kind == Kind::Short { random.usize(60..=1900) } else { random.usize(1901..9000) };
+            let frame = [&[2; 6][..], &[4; 6], &[0x88, 0xb5], &number.to_be_bytes(), &vec![7; len - 18]].concat();
+            return [&[0; 10][..], &frame].concat();
+        }
+        // Kind of superframe, length of the headers, start and offset of the checksum.
+        Kind::Superframe => (6, [1, 54, 34, 16]),
+        Kind::Undescribed => (17, [3, 42, 34, 6]),
+    };
+    let [gso, headers, start, offset] = header;
+    let payload = vec![7; random.usize(1001..8000)];
+    let tcp = [&[0, 80, 0, 80][..], &number.to_be_bytes(), &[0; 4], &[0x50, 0x10, 255, 255, 0, 0, 0, 0]].concat();
+    let udp = [&[0, 80, 0, 80][..], &(8 + payload.len() as u16).to_be_bytes(), &[0; 2]].concat();
+    let l4 = if protocol == 6 { tcp } else { udp };
+    let len = (20 + l4.len() + payload.len()) as u16;
+    let mut ip =
+        [&[0x45, 0][..], &len.to_be_bytes(), &[0, 0, 0, 0, 64, protocol, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]].concat();
+    let sum = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum::<u32>();
+    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let virtio = [&[1, gso][..], &u16::from(headers).to_ne_bytes(), &1000u16.to_ne_bytes()].concat();
+    let checksum = [u16::from(start).to_ne_bytes(), u16::from(offset).to_ne_bytes()].concat();
+    [&virtio, &checksum, &[2; 6][..], &[4; 6], &[8, 0], &ip, &l4, &payload].concat()
+}
+
+/// Receives the frames that [`numbered`] has made, until there are `count`. Returns the number of each, and whether it
+/// is a superframe.
+fn receive_numbered(it: &mut StartedPort, count: usize) -> Vec<(u32, bool)> {
+    let mut got = Vec::new();
+    eventually(TIMEOUT, || {
+        let mut batch = Batch::new();
+        it.rx[0].receive(&mut batch);
+        for packet in batch.iter() {
+            let bytes = common::bytes(packet);
+            let at = match bytes[12..14] {
+                [0x88, 0xb5] => 14,
+                // The sequence number of TCP over IPv4.
+                [8, 0] => 38,
+                // Frames of the kernel itself.
+                _ => continue,
+            };
+            let number = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+            got.push((number, packet.flags().contains(Flags::TX_SEGMENT)));
+        }
+        got.len() >= count
+    });
+    got
+}
+
+#[test]
+fn superframes_keep_their_order_and_stop_no_queue() {
+    require!(all Requirement::LAB, Requirement::File("/dev/net/tun"));
+    let lab = Lab::new("superorder");
+    let dut = lab.namespace("dut");
+    let pool = common::pool();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut number, mut undescribed) = (0u32, 0);
+    let mut exchange = |tap: &mut File, it: &mut StartedPort, kinds: &[Kind], undescribed: &mut u64| {
+        // More frames than the ring has slots.
+        for round in 0..60 {
+            let mut expected = Vec::new();
+            for _ in 0..100 {
+                number += 1;
+                let kind = kinds[random.usize(..kinds.len())];
+                tap.write_all(&numbered(kind, number, &mut random)).unwrap();
+                match kind {
+                    Kind::Undescribed => *undescribed += 1,
+                    _ => expected.push((number, kind == Kind::Superframe)),
+                }
+            }
+            assert_eq!(receive_numbered(it, expected.len()), expected, "round {round}");
+        }
+    };
+    let mut kinds = vec![Kind::Short, Kind::Short, Kind::Short, Kind::Long, Kind::Superframe, Kind::Superframe];
+    dut.inside(|| {
+        let mut tap = tap_device();
+        dut.ip("link set tap0 mtu 9202 up");
+        let mut it = common::start("driver = 'af_packet'\ndevice = 'tap0'\nmtu = 9202\n", &pool).unwrap();
+        exchange(&mut tap, &mut it, &kinds, &mut undescribed);
+        assert!(it.port.device_drops().iter().all(|(_, n)| *n == 0), "{:?}", it.port.device_drops());
+        // In many kernels this frame stops the ring, and the queue goes on without it. Until then, frames are lost.
+        let mut random = fastrand::Rng::with_seed(seed);
+        tap.write_all(&numbered(Kind::Undescribed, 0, &mut random)).unwrap();
+        let mut tries = 0;
+        assert!(eventually(TIMEOUT, || {
+            tries += 1;
+            tap.write_all(&numbered(Kind::Short, tries, &mut random)).unwrap();
+            let mut batch = Batch::new();
+            for _ in 0..10_000 {
+                it.rx[0].receive(&mut batch);
+            }
+            batch.iter().any(|packet| packet.data()[12..14] == [0x88, 0xb5])
+        }));
+        println!("received after {tries} frames");
+        let lost: u64 = it.port.device_drops().iter().map(|(_, n)| n).sum();
+        assert_eq!(lost, u64::from(tries), "the first one and those behind it but the last");
+        kinds.push(Kind::Undescribed);
+        exchange(&mut tap, &mut it, &kinds, &mut undescribed);
+        assert!(undescribed > 500);
+        let mut drops = it.port.rx_statistics().remove(0).drops;
+        drops.extend(it.port.device_drops());
+        assert_eq!(drops.iter().map(|(_, n)| n).sum::<u64>(), lost + undescribed, "{drops:?}");
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
 }
 
 #[test]

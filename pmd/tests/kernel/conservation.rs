@@ -79,12 +79,10 @@ fn frames_of_an_interface_are_all_counted() {
             }
             sent += ARP;
             assert_balance(name, &mut it, sent, &[]);
-            // Without a ring, frames wait in the larger buffer of the socket.
-            let burst = if name == "af_packet " { 4 * BURST } else { BURST };
-            for _ in 0..burst {
+            for _ in 0..BURST {
                 wire.send(&frame([0x88, 0xb5], 1400)).unwrap();
             }
-            sent += burst;
+            sent += BURST;
             assert_balance(name, &mut it, sent, &[full]);
             pair.dut.ip("link set eth0 mtu 1000");
             for _ in 0..LONG {
@@ -111,6 +109,42 @@ fn frames_of_an_interface_are_all_counted() {
         });
         assert_eq!(pair.pool.outstanding(), 0, "{name}");
     }
+}
+
+#[test]
+fn long_frames_without_room_in_the_socket_are_counted() {
+    require!(all Requirement::LAB);
+    let pair = Pair::new("balancelong", 9202, 1);
+    let wire = pair.peer.frames("eth0");
+    pair.dut.inside(|| {
+        let table = "driver = 'af_packet'\ndevice = 'eth0'\nmtu = 9202\ndepth = 64\n";
+        let mut it = common::start(table, &pair.pool).unwrap();
+        let mut sent = 0;
+        for round in 0..2 {
+            // The ring has room for the short ones, and the socket for some of the long ones.
+            for number in 0..7500 {
+                let len = if number % 7 == 0 { 60 } else { 9000 };
+                wire.send(&[&[2; 6][..], &[4; 6], &[0x88, 0xb5], &vec![7; len - 14]].concat()).unwrap();
+            }
+            sent += 7500;
+            assert_balance("long frames", &mut it, sent, &[DropReason::RxFull]);
+            let received = it.port.rx_statistics().remove(0).packets;
+            assert!(received > (round + 1) * 2000, "{received} of {sent}: all short ones and some long ones");
+            // Frames that the kernel has dropped are not waited for.
+            for _ in 0..10_000 {
+                receive(&mut it);
+            }
+            let last = it.port.rx_statistics().remove(0).packets;
+            wire.send(&[&[2; 6][..], &[4; 6], &[0x88, 0xb5], &[7; 3000]].concat()).unwrap();
+            sent += 1;
+            assert!(eventually(TIMEOUT, || {
+                receive(&mut it);
+                it.port.rx_statistics().remove(0).packets == last + 1
+            }));
+        }
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pair.pool.outstanding(), 0);
 }
 
 #[test]

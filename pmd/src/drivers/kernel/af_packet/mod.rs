@@ -5,13 +5,12 @@
 //! exclusive = false
 //! ```
 //!
-//! Each receive queue is a socket with a `TPACKET_V3` ring, joined with the others in a fan-out group. Each
-//! transmit queue is a socket that only sends. Sockets pass a `virtio_net_hdr` with each frame, which states
-//! what the kernel left undone. The driver completes it: checksums, segmentation and VLAN tags
-//! (`kernel::vnet_hdr`).
+//! Each receive queue is a socket with a ring, joined with the others in a fan-out group. Each transmit queue is a
+//! socket that only sends. Sockets pass a `virtio_net_hdr` with each frame, which states what the kernel left undone.
+//! The driver completes it: checksums, segmentation and VLAN tags (`kernel::vnet_hdr`).
 //!
-//! With `superframes = "whole"` a receive queue has no ring: recvmmsg(2) writes frames directly into packet
-//! buffers. A block of a ring would hold only one superframe, which the kernel releases after a timeout.
+//! With `superframes = "whole"` the ring is a `TPACKET_V2` ring for short frames, and recvmmsg(2) writes longer ones
+//! directly into packet buffers ([`rx_whole`]). With `superframes = "cut"` it is a `TPACKET_V3` ring for all frames.
 //!
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
@@ -20,9 +19,11 @@
 //! A port with a [`Bifurcation`] takes only some frames, by a filter of its sockets. The program at the hook drops the
 //! same frames, and the kernel processes all others.
 
+mod messages;
 mod ring;
 mod rx;
 mod rx_whole;
+mod slots;
 mod socket;
 mod tunnel_gso;
 mod tx;
@@ -33,7 +34,8 @@ use std::sync::Arc;
 use ring::{BLOCK, Ring, blocks_for};
 use rx::Receiver;
 use rx_whole::WholeReceiver;
-use socket::{Fanout, Filter, Socket};
+use slots::{SLOT, SlotRing};
+use socket::{Fanout, Filter, Socket, Statistics};
 use tx::{Sender, Sockets};
 
 use super::common::assembler::{Assembler, Register};
@@ -62,8 +64,15 @@ const HEADERS: usize = 14 + 2 * 4;
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
 
-/// Receive socket of a queue, with its ring unless superframes stay whole.
-type BoundReceiver = (Arc<Socket>, Option<Ring>);
+/// Receive socket of a queue with its ring.
+type BoundReceiver = (Arc<Socket>, ReceiveRing);
+
+enum ReceiveRing {
+    /// Superframes are cut.
+    Blocks(Ring),
+    /// Superframes stay whole. The kernel may have refused a ring.
+    Slots(Option<SlotRing>),
+}
 
 /// Offloads of every interface.
 const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS);
@@ -143,7 +152,7 @@ impl Driver for AfPacket {
     }
 
     fn about(&self) -> &'static str {
-        "packet sockets with TPACKET_V3 rings, on any Ethernet interface"
+        "packet sockets with receive rings, on any Ethernet interface"
     }
 
     fn device_kind(&self) -> DeviceKind {
@@ -190,9 +199,9 @@ impl Driver for AfPacket {
             let device = interface.name.clone();
             let usable = match Options::new(&device).open_device() {
                 Ok(_) if carries_default_route(interface.index).unwrap_or(false) => {
-                    Ok("TPACKET_V3, sendmmsg; carries a default route: auto uses it only with force".to_owned())
+                    Ok("TPACKET_V2, sendmmsg; carries a default route: auto uses it only with force".to_owned())
                 }
-                Ok(_) => Ok("TPACKET_V3, sendmmsg".to_owned()),
+                Ok(_) => Ok("TPACKET_V2, sendmmsg".to_owned()),
                 Err(error) => Err(error.to_string()),
             };
             Candidate { device, usable }
@@ -227,7 +236,8 @@ impl Options {
             link_monitor,
             segmentation,
             running: None,
-            totals: Totals::default(),
+            former: Statistics::default(),
+            lost_interfaces: Dropped::default(),
         })
     }
 }
@@ -329,7 +339,10 @@ struct AfPacketDevice {
     /// Superframes outside tunnels that the device or the kernel segments.
     segmentation: Segmentation,
     running: Option<Running>,
-    totals: Totals,
+    /// Counts of the sockets before those that run.
+    former: Statistics,
+    /// Frames that lost interfaces dropped.
+    lost_interfaces: Dropped,
 }
 
 /// State of a started port, apart from its queues.
@@ -342,16 +355,8 @@ struct Running {
     /// BPF link of the program for superframes in tunnels.
     tunnels: Option<ProgramLink>,
     notes: Vec<String>,
-    blocks: usize,
-}
-
-#[derive(Default)]
-struct Totals {
-    packets: u64,
-    drops: u64,
-    freezes: u64,
-    /// Frames that lost interfaces dropped.
-    interface: Dropped,
+    /// Size of the rings.
+    rings: String,
 }
 
 impl AfPacketDevice {
@@ -367,7 +372,41 @@ impl AfPacketDevice {
         }
     }
 
-    fn receivers(&self, config: &PortConfig, blocks: usize) -> Result<Vec<BoundReceiver>, PortError> {
+    /// Makes the ring of blocks of a receive queue.
+    fn ring_of_blocks(&self, config: &PortConfig, socket: &Socket) -> Result<ReceiveRing, PortError> {
+        let blocks = blocks_for(config.depth);
+        let ring = Ring::new(socket, blocks).map_err(|source| PortError::System {
+            driver: NAME,
+            device: self.options.device.clone(),
+            what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
+            source,
+            hint: "; a smaller `depth` needs less memory".to_owned(),
+        })?;
+        Ok(ReceiveRing::Blocks(ring))
+    }
+
+    /// Prepares a receive queue that keeps superframes.
+    fn ring_of_slots(
+        &self,
+        config: &PortConfig,
+        socket: &Socket,
+        notes: &mut Vec<String>,
+    ) -> Result<ReceiveRing, PortError> {
+        let on: libc::c_int = 1;
+        socket.set_option(libc::PACKET_AUXDATA, &on).map_err(self.system_error("PACKET_AUXDATA"))?;
+        let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
+        let sized = socket.receive_buffer(bytes as libc::c_int);
+        sized.map_err(self.system_error("setting the receive buffer size"))?;
+        let ring = SlotRing::new(socket, config.depth);
+        if let Err(error) = &ring {
+            let note = format!("each received frame costs a system call, because there is no receive ring: {error}");
+            notes.retain(|other| *other != note);
+            notes.push(note);
+        }
+        Ok(ReceiveRing::Slots(ring.ok()))
+    }
+
+    fn receivers(&self, config: &PortConfig, notes: &mut Vec<String>) -> Result<Vec<BoundReceiver>, PortError> {
         let index = self.interface.index;
         let mut receivers = Vec::new();
         for _ in 0..config.rx_queues {
@@ -377,20 +416,10 @@ impl AfPacketDevice {
                 .set_option(libc::PACKET_IGNORE_OUTGOING, &on)
                 .map_err(self.system_error("PACKET_IGNORE_OUTGOING (Linux 4.20)"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
-            let ring = (!self.options.keep_superframes).then(|| Ring::new(&socket, blocks)).transpose();
-            let ring = ring.map_err(|source| PortError::System {
-                driver: NAME,
-                device: self.options.device.clone(),
-                what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
-                source,
-                hint: "; a smaller `depth` needs less memory".to_owned(),
-            })?;
-            if ring.is_none() {
-                socket.set_option(libc::PACKET_AUXDATA, &on).map_err(self.system_error("PACKET_AUXDATA"))?;
-                let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
-                let sized = socket.receive_buffer(bytes as libc::c_int);
-                sized.map_err(self.system_error("setting the receive buffer size"))?;
-            }
+            let ring = match self.options.keep_superframes {
+                true => self.ring_of_slots(config, &socket, notes)?,
+                false => self.ring_of_blocks(config, &socket)?,
+            };
             // Reject all frames until all sockets are in the group; otherwise each socket would receive every
             // frame.
             socket.attach_filter(Filter::RejectAll).map_err(self.system_error("attaching a filter"))?;
@@ -437,12 +466,11 @@ impl AfPacketDevice {
         self.interface = Interface::find(&self.options.device, NAME)?;
         let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
-        self.totals.interface = self.totals.interface.plus(dropped);
+        self.lost_interfaces = self.lost_interfaces.plus(dropped);
         self.segmentation = segmentation(&self.interface);
         check_mtu(NAME, &self.interface, config.mtu)?;
-        let blocks = blocks_for(config.depth);
-        let receivers = self.receivers(config, blocks)?;
         let mut notes = Vec::new();
+        let receivers = self.receivers(config, &mut notes)?;
         let exclusive = match self.options.exclusive {
             true => match self.attach_drop_program(config.bifurcation.as_ref())? {
                 Ok(link) => Some(link),
@@ -484,46 +512,60 @@ impl AfPacketDevice {
             attached.map_err(self.system_error("attaching a filter"))?;
         }
         let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
+        let mut rings = String::new();
         for (socket, ring) in receivers {
             let offload = VnetOffload::new(config.pool.clone(), config.id);
             queues.rx.push(match ring {
-                Some(ring) => Box::new(Receiver::new(socket, ring, offload)),
-                None => Box::new(WholeReceiver::new(socket, offload)),
+                ReceiveRing::Blocks(ring) => {
+                    rings = format!(", {} blocks of {} KiB", ring.blocks(), BLOCK >> 10);
+                    Box::new(Receiver::new(socket, ring, offload))
+                }
+                ReceiveRing::Slots(ring) => {
+                    if let Some(ring) = &ring {
+                        rings = format!(", {} slots of {SLOT} bytes", ring.slots());
+                    }
+                    Box::new(WholeReceiver::new(socket, ring, offload))
+                }
             });
         }
         let is_bifurcated = config.bifurcation.is_some();
-        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, tunnels, notes, blocks });
+        self.former = self.total_statistics();
+        self.running = Some(Running { receivers: running, exclusive, is_bifurcated, tunnels, notes, rings });
         Ok(queues)
     }
 
-    fn read_statistics(&mut self) {
-        let Some(running) = &self.running else { return };
-        for socket in &running.receivers {
-            if let Ok(counted) = socket.statistics() {
-                self.totals.packets += u64::from(counted.packets);
-                self.totals.drops += u64::from(counted.drops);
-                self.totals.freezes += u64::from(counted.freezes);
-            }
-        }
+    /// Returns the counts of former sockets and of those that run.
+    fn total_statistics(&self) -> Statistics {
+        let running = self.running.iter().flat_map(|running| &running.receivers);
+        running.map(|socket| socket.statistics()).fold(self.former, Statistics::plus)
     }
 }
 
 impl Device for AfPacketDevice {
     fn capabilities(&self) -> Capabilities {
         let whole = self.options.keep_superframes;
-        let receive = if whole { "recvmmsg, superframes not segmented" } else { "TPACKET_V3 receive ring" };
+        let receive = if whole {
+            "TPACKET_V2 receive ring, recvmmsg for superframes, which stay whole"
+        } else {
+            "TPACKET_V3 receive ring"
+        };
         let mut mode = format!("{receive}, sendmmsg, qdisc bypass");
         let mut notes = Vec::new();
         if let Some(running) = &self.running {
-            if !whole {
-                mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
-            }
+            mode += &running.rings;
             mode += match (&running.exclusive, running.is_bifurcated) {
                 (Some(_), true) => ", tunnel packets only",
                 (Some(_), false) => ", exclusive",
                 (None, _) => ", shared with the kernel",
             };
             notes.clone_from(&running.notes);
+            let without = running.receivers.iter().filter(|socket| socket.is_without_ring()).count();
+            if without > 0 {
+                notes.push(format!(
+                    "{without} receive queues gave their ring up, because a fault of the kernel stopped it at a \
+                     superframe, such as one of SCTP; each of their frames costs a system call"
+                ));
+            }
         }
         Capabilities {
             mode,
@@ -561,7 +603,7 @@ impl Device for AfPacketDevice {
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         let queues = self.start_on_interface(config)?;
-        self.totals = Totals::default();
+        (self.former, self.lost_interfaces) = Default::default();
         Ok(queues)
     }
 
@@ -595,7 +637,7 @@ impl Device for AfPacketDevice {
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
-        self.read_statistics();
+        self.former = self.total_statistics();
         // Close the sockets first: the kernel gets its frames back when no socket takes them.
         drop(queues);
         self.running = None;
@@ -625,21 +667,16 @@ impl DeviceLink for AfPacketDevice {
 
 impl DeviceStatistics for AfPacketDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        self.read_statistics();
-        vec![
-            ("kernel_packets", self.totals.packets),
-            ("kernel_drops", self.totals.drops),
-            ("kernel_ring_freezes", self.totals.freezes),
-        ]
+        let total = self.total_statistics();
+        vec![("kernel_packets", total.packets), ("kernel_drops", total.drops), ("kernel_ring_freezes", total.freezes)]
     }
 
     fn drops(&mut self) -> Vec<(DropReason, u64)> {
-        self.read_statistics();
-        let mut drops = vec![(DropReason::RxFull, self.totals.drops)];
+        let mut drops = vec![(DropReason::RxFull, self.total_statistics().drops)];
         if self.running.as_ref().is_none_or(|it| it.exclusive.is_some() && !it.is_bifurcated) {
             // Without the program behind the tap, the kernel also counts frames that the port got and that no
             // protocol of the kernel wants.
-            let interface = self.totals.interface.plus(self.link_monitor.dropped());
+            let interface = self.lost_interfaces.plus(self.link_monitor.dropped());
             drops.push((DropReason::InterfaceDrop, interface.rx));
         }
         drops

@@ -63,6 +63,11 @@ impl Ring {
         Ok(Self { mapping, blocks, current: 0 })
     }
 
+    /// Returns the number of blocks.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
     fn start(&self) -> *mut u8 {
         // SAFETY: `current < blocks`, and the mapping has `blocks * BLOCK` bytes.
         unsafe { self.mapping.start().as_ptr().add(self.current * BLOCK) }

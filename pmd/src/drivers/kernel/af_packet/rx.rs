@@ -132,7 +132,7 @@ impl RxDriver for Receiver {
         if self.ring.is_ready() {
             return None;
         }
-        self.socket.clear_error();
+        self.socket.take_error();
         Some(self.socket.as_fd())
     }
 

@@ -6,6 +6,7 @@
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::{c_int, c_uint};
 
@@ -24,18 +25,49 @@ pub(super) enum Fanout {
 
 /// A raw packet socket. It receives nothing before [`Socket::bind`].
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(super) struct Socket {
+    descriptor: OwnedFd,
+    totals: Totals,
+    /// The receive ring was given up.
+    is_without_ring: AtomicBool,
+}
+
+/// Counts since the socket was made. Two threads read the kernel's counters, which each read resets.
+#[derive(Debug, Default)]
+struct Totals {
+    packets: AtomicU64,
+    drops: AtomicU64,
+    freezes: AtomicU64,
+}
 
 /// `struct tpacket_stats_v3`. Reading it resets the kernel's counters.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
+struct KernelStatistics {
+    packets: c_uint,
+    drops: c_uint,
+    freezes: c_uint,
+}
+
+/// Counts of a socket.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Statistics {
     /// Frames for the socket, including dropped ones.
-    pub(super) packets: c_uint,
-    /// Frames dropped because the ring was full.
-    pub(super) drops: c_uint,
+    pub(super) packets: u64,
+    /// Frames that the kernel dropped, mostly because the ring was full.
+    pub(super) drops: u64,
     /// Number of times that the ring was frozen because it was full.
-    pub(super) freezes: c_uint,
+    pub(super) freezes: u64,
+}
+
+impl Statistics {
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            packets: self.packets + other.packets,
+            drops: self.drops + other.drops,
+            freezes: self.freezes + other.freezes,
+        }
+    }
 }
 
 impl Socket {
@@ -45,7 +77,10 @@ impl Socket {
         unsafe {
             match libc::socket(libc::AF_PACKET, kind, 0) {
                 -1 => Err(io::Error::last_os_error()),
-                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+                fd => {
+                    let descriptor = OwnedFd::from_raw_fd(fd);
+                    Ok(Self { descriptor, totals: Totals::default(), is_without_ring: AtomicBool::new(false) })
+                }
             }
         }
     }
@@ -59,7 +94,7 @@ impl Socket {
         let (address, size) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
         // SAFETY: `address` and `size` describe `value`, which outlives the call. The kernel only reads it
         // and checks the size.
-        match unsafe { libc::setsockopt(self.0.as_raw_fd(), level, option, address, size) } {
+        match unsafe { libc::setsockopt(self.descriptor.as_raw_fd(), level, option, address, size) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -71,7 +106,7 @@ impl Socket {
         let address = std::ptr::from_mut(&mut value).cast();
         // SAFETY: `address` and `size` describe `value`, which outlives the call. Callers use integer types,
         // for which all bit patterns are valid.
-        match unsafe { libc::getsockopt(self.0.as_raw_fd(), level, option, address, &raw mut size) } {
+        match unsafe { libc::getsockopt(self.descriptor.as_raw_fd(), level, option, address, &raw mut size) } {
             0 => Ok(value),
             _ => Err(io::Error::last_os_error()),
         }
@@ -88,7 +123,7 @@ impl Socket {
         let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: `address` is a `sockaddr_ll` of `size` bytes that outlives the call; the kernel only reads
         // it.
-        match unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), size) } {
+        match unsafe { libc::bind(self.descriptor.as_raw_fd(), (&raw const address).cast(), size) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -174,14 +209,43 @@ impl Socket {
             .or_else(|_| self.setsockopt(libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
     }
 
-    /// Returns the kernel's counters since the last call.
-    pub(super) fn statistics(&self) -> io::Result<Statistics> {
-        self.getsockopt(libc::SOL_PACKET, libc::PACKET_STATISTICS)
+    /// Returns the counts since the socket was made.
+    pub(super) fn statistics(&self) -> Statistics {
+        let read = self.getsockopt(libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        let read: KernelStatistics = read.unwrap_or_default();
+        let add = |total: &AtomicU64, more: c_uint| total.fetch_add(more.into(), Ordering::Relaxed) + u64::from(more);
+        Statistics {
+            packets: add(&self.totals.packets, read.packets),
+            drops: add(&self.totals.drops, read.drops),
+            freezes: add(&self.totals.freezes, read.freezes),
+        }
     }
 
-    /// Clears a pending error such as `ENETDOWN`. Otherwise poll(2) would report it for ever.
-    pub(super) fn clear_error(&self) {
-        let _ = self.getsockopt::<c_int>(libc::SOL_SOCKET, libc::SO_ERROR);
+    /// Returns the number of frames that the kernel has dropped since the socket was made.
+    pub(super) fn dropped(&self) -> u64 {
+        self.statistics().drops
+    }
+
+    /// Removes the receive ring, which must not be mapped. Frames wait in the socket from then on.
+    pub(super) fn remove_ring(&self) -> io::Result<()> {
+        let none = libc::tpacket_req { tp_block_size: 0, tp_block_nr: 0, tp_frame_size: 0, tp_frame_nr: 0 };
+        self.set_option(libc::PACKET_RX_RING, &none)
+    }
+
+    /// Removes the receive ring because it does not work.
+    pub(super) fn give_up_ring(&self) -> io::Result<()> {
+        self.is_without_ring.store(true, Ordering::Relaxed);
+        self.remove_ring()
+    }
+
+    /// Returns whether the receive ring was given up.
+    pub(super) fn is_without_ring(&self) -> bool {
+        self.is_without_ring.load(Ordering::Relaxed)
+    }
+
+    /// Takes a pending error such as `ENETDOWN`. Otherwise poll(2) would report it for ever.
+    pub(super) fn take_error(&self) -> Option<c_int> {
+        self.getsockopt::<c_int>(libc::SOL_SOCKET, libc::SO_ERROR).ok().filter(|error| *error != 0)
     }
 }
 
@@ -198,6 +262,6 @@ pub(super) enum Filter {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }
