@@ -325,6 +325,7 @@ mod tests {
 
     fn result(asked_pps: f64, seconds: f64, sent: u64, order: Order) -> TrialResult {
         TrialResult {
+            run: None,
             asked_pps: Some(asked_pps),
             duration: Duration::from_secs_f64(seconds),
             sent,

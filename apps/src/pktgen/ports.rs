@@ -118,6 +118,15 @@ pub(super) struct Started {
     pub(super) speed: Option<u32>,
 }
 
+impl Started {
+    /// Returns the name, and the driver with its mode.
+    pub(super) fn describe(&self) -> (String, String) {
+        let it = self.port.port.capabilities();
+        let mode = if it.mode.is_empty() { String::new() } else { format!(" ({})", it.mode) };
+        (self.port.port.name().to_owned(), format!("{}:{}{mode}, MTU {}", it.driver, it.device, self.mtu))
+    }
+}
+
 /// Opens and starts ports, and waits for their links. `senders` is the number of threads that send.
 pub(super) fn open(ports: Vec<(PortSettings, Role)>, senders: u16) -> Result<(Vec<Started>, Pool), Failure> {
     let mut opened = Vec::new();

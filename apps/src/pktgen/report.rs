@@ -109,6 +109,11 @@ pub fn time(nanoseconds: f64) -> String {
     }
 }
 
+/// Returns the number of a run as results have it.
+pub(super) fn run_name(run: u16) -> String {
+    format!("{run:#06x}")
+}
+
 /// Returns the percentiles of a histogram as JSON.
 pub fn histogram_json(histogram: &Histogram<u64>) -> Value {
     if histogram.is_empty() {
@@ -137,7 +142,7 @@ fn histogram_text(name: &str, histogram: &Histogram<u64>) -> String {
     text + &format!(", max {}\n", time(histogram.max() as f64))
 }
 
-fn drops_json(stats: &QueueStats) -> Value {
+pub(super) fn drops_json(stats: &QueueStats) -> Value {
     stats.drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n))).collect::<serde_json::Map<_, _>>().into()
 }
 
@@ -184,6 +189,7 @@ impl TrialResult {
             })
             .collect();
         let mut object = json!({
+            "run": self.run.map(run_name),
             "seconds": self.duration.as_secs_f64(),
             "asked_pps": self.asked_pps,
             "sent": self.sent,
@@ -248,6 +254,9 @@ impl TrialResult {
         let asked = self.asked_pps.map_or_else(String::new, |asked| {
             format!(" ({:.2} % of the asked {}pps)", self.sent_pps() / asked * 100.0, Scaled(asked))
         });
+        if let Some(run) = self.run {
+            line("run", run_name(run));
+        }
         line("sent", rate(self.sent, self.sent_pps(), self.sent_bits()) + &asked);
         if self.ports.iter().any(|port| port.role.receives) {
             line("received", rate(self.received(), self.received_pps(), self.received_bits()));

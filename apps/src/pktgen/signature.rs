@@ -103,6 +103,20 @@ impl Signature {
         if bytes[0..2] != magic.to_be_bytes() {
             return Reading::Foreign;
         }
+        Self::decode(before, bytes).map_or(Reading::Corrupt, Reading::Valid)
+    }
+
+    /// Reads the end of a frame of any run: its `magic`, and its signature if the payload is intact.
+    ///
+    /// Of frames with random bytes at the end, one in 2^32 passes for an intact one.
+    pub fn read_any(frame: &[u8]) -> Option<(u16, Option<Self>)> {
+        let (before, bytes) = frame.split_last_chunk::<LEN>()?;
+        Some((u16::from_be_bytes([bytes[0], bytes[1]]), Self::decode(before, bytes)))
+    }
+
+    /// Returns the signature, if it and the filler before it are intact.
+    #[inline]
+    fn decode(before: &[u8], bytes: &[u8; LEN]) -> Option<Self> {
         let [_, _, l0, l1, s0, s1, s2, q0, q1, q2, q3, t0, t1, t2, t3, t4, c0, c1] = *bytes;
         let signature = Self {
             payload_len: u16::from_be_bytes([l0, l1]),
@@ -113,7 +127,7 @@ impl Signature {
         let fill = usize::from(signature.payload_len).checked_sub(LEN).filter(|fill| *fill <= before.len());
         let intact = crc(&bytes[..16]) == u16::from_be_bytes([c0, c1])
             && fill.is_some_and(|fill| FILLER.get(..fill) == Some(&before[before.len() - fill..]));
-        if intact { Reading::Valid(signature) } else { Reading::Corrupt }
+        intact.then_some(signature)
     }
 
     /// Returns the nanoseconds since the packet was sent, or 0 if `now` lies before that. Times above 2^39 ns (9
@@ -148,6 +162,7 @@ mod tests {
             let whole = frame(payload);
             assert!(matches!(Signature::read(&whole, 0xbeef), Reading::Valid(it) if it.stream == 0x01_0203));
             assert_eq!(Signature::read(&whole, 0xbeee), Reading::Foreign);
+            assert!(matches!(Signature::read_any(&whole), Some((0xbeef, Some(it))) if it.sequence == 7));
             for bit in 0..payload * 8 {
                 let mut frame = whole.clone();
                 let at = frame.len() - payload + bit / 8;
@@ -155,6 +170,7 @@ mod tests {
                 let is_magic = (payload - LEN..payload - LEN + 2).contains(&(bit / 8));
                 let expected = if is_magic { Reading::Foreign } else { Reading::Corrupt };
                 assert_eq!(Signature::read(&frame, 0xbeef), expected, "bit {bit} of {payload} bytes");
+                assert!(matches!(Signature::read_any(&frame), Some((_, None))), "bit {bit} of {payload} bytes");
             }
         }
     }
@@ -167,7 +183,8 @@ mod tests {
             bytes.extend_from_slice(&signature.emit(1));
             assert_eq!(Signature::read(&bytes, 1), Reading::Corrupt, "{payload_len}");
         }
-        assert_eq!(Signature::read(&[0; 17], 0), Reading::Foreign);
+        assert_eq!((Signature::read(&[0; 17], 0), Signature::read_any(&[0; 17])), (Reading::Foreign, None));
+        assert_eq!(Signature::read_any(&[0; 60]), Some((0, None)), "padding is no signature");
     }
 
     #[test]

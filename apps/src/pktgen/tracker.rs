@@ -35,10 +35,68 @@ pub struct Order {
     pub unknown_stream: u64,
 }
 
+/// Returns the packets that the window of one stream has, if there are so many streams. It is a power of two.
+pub(super) fn window(streams: usize) -> usize {
+    (WINDOW_MEMORY / streams.max(1)).clamp(WINDOW.0, WINDOW.1).next_power_of_two().min(WINDOW.1)
+}
+
+/// The sequence numbers of one stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sequence {
+    /// Sequence number after the highest one that arrived (RFC 4737: NextExp).
+    pub(super) next: u64,
+}
+
+impl Sequence {
+    /// Takes a packet that arrived intact, and returns its whole sequence number if it is the first copy. `bits` is the
+    /// window: one bit for each of the last sequence numbers, which has arrived.
+    #[inline]
+    pub(super) fn receive(&mut self, number: u32, bits: &mut [u64], order: &mut Order) -> Option<u64> {
+        let window = bits.len() as u64 * 64;
+        // Sequence numbers are those near the expected one.
+        let ahead = number.wrapping_sub(self.next as u32) as i32;
+        let Some(sequence) = self.next.checked_add_signed(ahead.into()) else {
+            order.unknown_stream += 1;
+            return None;
+        };
+        let place = |sequence: u64| ((sequence % window) / 64, 1u64 << (sequence % 64));
+        if sequence >= self.next {
+            // The numbers between have not arrived. Their bits are those of older ones.
+            let skipped = sequence - self.next;
+            if skipped >= window {
+                bits.fill(0);
+            } else {
+                for missing in self.next..sequence {
+                    let (word, bit) = place(missing);
+                    bits[word as usize] &= !bit;
+                }
+            }
+            let (word, bit) = place(sequence);
+            bits[word as usize] |= bit;
+            self.next = sequence + 1;
+        } else {
+            let distance = self.next - sequence;
+            if distance > window {
+                order.beyond_window += 1;
+            } else {
+                let (word, bit) = place(sequence);
+                if bits[word as usize] & bit != 0 {
+                    order.duplicates += 1;
+                    return None;
+                }
+                bits[word as usize] |= bit;
+            }
+            order.reordered += 1;
+            order.max_distance = order.max_distance.max(distance);
+        }
+        order.distinct += 1;
+        Some(sequence)
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// Sequence number after the highest one that arrived (RFC 4737: NextExp).
-    next: u64,
+    sequence: Sequence,
     /// Delay of the packet before, in nanoseconds.
     delay: u64,
     /// Interarrival jitter in nanoseconds (RFC 3550 section 6.4.1).
@@ -65,8 +123,7 @@ pub struct Tracker {
 impl Tracker {
     /// Creates a tracker for streams that are numbered from 0. With a threshold, it has the densities of RFC 5236.
     pub fn new(streams: usize, reorder_threshold: Option<u16>) -> Self {
-        let bits = (WINDOW_MEMORY / streams.max(1)).clamp(WINDOW.0, WINDOW.1).next_power_of_two().min(WINDOW.1);
-        let words = bits / 64;
+        let words = window(streams) / 64;
         Self {
             streams: vec![Stream::default(); streams],
             windows: vec![0; streams * words],
@@ -85,49 +142,13 @@ impl Tracker {
     /// Takes a packet that arrived intact, at a time in nanoseconds.
     #[inline]
     pub fn receive(&mut self, packet: &Signature, now: u64) {
-        let (index, window) = (packet.stream as usize, self.window());
+        let index = packet.stream as usize;
         let Some(stream) = self.streams.get_mut(index) else {
             self.order.unknown_stream += 1;
             return;
         };
         let bits = &mut self.windows[index * self.words..][..self.words];
-        // Sequence numbers are those near the expected one.
-        let ahead = packet.sequence.wrapping_sub(stream.next as u32) as i32;
-        let Some(sequence) = stream.next.checked_add_signed(ahead.into()) else {
-            self.order.unknown_stream += 1;
-            return;
-        };
-        let place = |sequence: u64| ((sequence % window) / 64, 1u64 << (sequence % 64));
-        if sequence >= stream.next {
-            // The numbers between have not arrived. Their bits are those of older ones.
-            let skipped = sequence - stream.next;
-            if skipped >= window {
-                bits.fill(0);
-            } else {
-                for missing in stream.next..sequence {
-                    let (word, bit) = place(missing);
-                    bits[word as usize] &= !bit;
-                }
-            }
-            let (word, bit) = place(sequence);
-            bits[word as usize] |= bit;
-            stream.next = sequence + 1;
-        } else {
-            let distance = stream.next - sequence;
-            if distance > window {
-                self.order.beyond_window += 1;
-            } else {
-                let (word, bit) = place(sequence);
-                if bits[word as usize] & bit != 0 {
-                    self.order.duplicates += 1;
-                    return;
-                }
-                bits[word as usize] |= bit;
-            }
-            self.order.reordered += 1;
-            self.order.max_distance = self.order.max_distance.max(distance);
-        }
-        self.order.distinct += 1;
+        let Some(sequence) = stream.sequence.receive(packet.sequence, bits, &mut self.order) else { return };
         if let Some(densities) = &mut self.densities {
             densities.receive(index, sequence);
         }

@@ -21,7 +21,7 @@ use super::rate::{Pacer, Rate};
 use super::signature::{MAX_STREAMS, Reading, Signature};
 use super::size::FCS;
 use super::tracker::{Order, Tracker, histogram};
-use super::usage::{ThreadUsage, pin};
+use super::usage::{ThreadUsage, check_cores, pin};
 
 /// Packets that a sender gives to a port at once.
 const BURST: usize = 32;
@@ -34,7 +34,7 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Gap between two turns of a thread that counts as a stall, in nanoseconds.
 const STALL: u64 = 100_000;
 /// Bytes of a frame and of the longest captured one, for frames of several segments.
-const SCRATCH: usize = 1 << 16;
+pub(super) const SCRATCH: usize = 1 << 16;
 
 /// End of the sending of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,8 @@ pub struct PortResult {
 /// Result of a trial.
 #[derive(Clone, Debug)]
 pub struct TrialResult {
+    /// Number of the run in the signatures of its packets; `None` for a capture.
+    pub run: Option<u16>,
     /// Packets per second that were asked of all ports together; `None`: no fixed number.
     pub asked_pps: Option<f64>,
     /// Time from the moment when the first packet was due to the end of the sending.
@@ -255,15 +257,15 @@ struct ReceiverCounts {
 
 /// Times between two turns of a thread.
 #[derive(Clone, Copy, Default)]
-struct Stalls {
-    longest: u64,
-    count: u64,
+pub(super) struct Stalls {
+    pub(super) longest: u64,
+    pub(super) count: u64,
     before: Option<u64>,
 }
 
 impl Stalls {
     #[inline]
-    fn turn(&mut self, now: u64) {
+    pub(super) fn turn(&mut self, now: u64) {
         if let Some(before) = self.before.replace(now) {
             let gap = now.saturating_sub(before);
             if gap > STALL {
@@ -447,7 +449,7 @@ impl Receiver<'_> {
 
 /// Returns the bytes of a packet, copied if they lie in several segments.
 #[inline]
-fn linear<'a>(packet: &'a Packet, scratch: &'a mut [u8]) -> &'a [u8] {
+pub(super) fn linear<'a>(packet: &'a Packet, scratch: &'a mut [u8]) -> &'a [u8] {
     if !packet.is_chain() {
         return packet.data();
     }
@@ -492,13 +494,7 @@ impl Generator {
             return Err(Failure::usage("no port sends"));
         }
         let senders = threads.saturating_sub(1).max(1);
-        let allowed = core_affinity::get_core_ids().unwrap_or_default();
-        if let Some(core) = cores.iter().find(|core| !allowed.iter().any(|it| it.id == **core)) {
-            return Err(Failure::usage(format!(
-                "core {core} is not one of the {} that this program may use",
-                allowed.len()
-            )));
-        }
+        check_cores(&cores)?;
         let threads_of_run = usize::from(threads.max(1));
         if !cores.is_empty() && cores.len() != threads_of_run {
             return Err(Failure::usage(format!(
@@ -529,12 +525,7 @@ impl Generator {
 
     /// Returns the name, the driver and the mode of each port.
     pub fn describe(&self) -> Vec<(String, String)> {
-        let text = |port: &Started| {
-            let it = port.port.port.capabilities();
-            let mode = if it.mode.is_empty() { String::new() } else { format!(" ({})", it.mode) };
-            (port.port.port.name().to_owned(), format!("{}:{}{mode}, MTU {}", it.driver, it.device, port.mtu))
-        };
-        self.ports.iter().map(text).collect()
+        self.ports.iter().map(Started::describe).collect()
     }
 
     /// Checks whether a trial is possible on the ports: [`Self::run`] does it too.
@@ -853,6 +844,7 @@ impl Generator {
         }
         let (jitter, density) = (received.tracker.jitter(), received.tracker.take_density());
         Ok(TrialResult {
+            run: matches!(trial.traffic, Traffic::Flows(_)).then_some(magic),
             asked_pps: asked.filter(|_| trial.rate.is_some()),
             duration,
             sent: sent.saturating_sub(dropped_at_port),
@@ -914,7 +906,7 @@ fn discard(queue: &mut RxQueue) {
     }
 }
 
-fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
+pub(super) fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
     let sum = |queues: Vec<QueueStats>| {
         queues.iter().fold(QueueStats::default(), |mut sum, queue| {
             sum.add(queue);

@@ -2,6 +2,19 @@
 
 use std::fs;
 
+use wirepath::Failure;
+
+/// Checks that this program may use these cores.
+pub(super) fn check_cores(cores: &[usize]) -> Result<(), Failure> {
+    let allowed = core_affinity::get_core_ids().unwrap_or_default();
+    match cores.iter().find(|core| !allowed.iter().any(|it| it.id == **core)) {
+        None => Ok(()),
+        Some(core) => {
+            Err(Failure::usage(format!("core {core} is not one of the {} that this program may use", allowed.len())))
+        }
+    }
+}
+
 /// Pins the calling thread to a core, if there is one. Logs a failure: the thread then runs on any core.
 pub fn pin(core: Option<usize>) {
     if let Some(core) = core
