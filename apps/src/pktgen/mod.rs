@@ -1,7 +1,8 @@
 //! Generates traffic on ports and measures what comes back: rate, loss, order, duplicates, corruption and delay.
 //!
 //! [`Generator::open`] starts the ports, and [`Generator::run`] offers a [`Trial`] and returns its [`TrialResult`]. It
-//! prints nothing. The program `wirepath pktgen` is a user of it.
+//! prints nothing. The program `wirepath pktgen` is a user of it. [`receive::Receiver`] only receives: its generator is
+//! another process.
 //!
 //! The threads do not use the runtime of packet programs. A worker drops packets that a port does not accept. A
 //! generator keeps them, and reads the clock just before it builds each packet.
@@ -12,6 +13,7 @@ pub mod flows;
 pub mod headers;
 pub mod ports;
 pub mod rate;
+pub mod receive;
 pub mod report;
 pub mod signature;
 pub mod size;

@@ -1,5 +1,6 @@
 //! `wirepath pktgen`: generates traffic and measures what comes back.
 
+mod receive;
 mod reflect;
 
 use std::fs::File;
@@ -24,7 +25,8 @@ use crate::pktgen::{Limit, Progress, Trial};
 /// Loss, duplicates, reordering (RFC 4737), corruption, delay and jitter (RFC 3550) are those of packets with the
 /// signature; all others count as foreign. Before the run the tool measures its own delay over a cable in memory. The
 /// clock is the time-stamp counter of the processor, read just before a packet is built and just after it was received.
-/// With --json: an object with `result`, `self_check` and `ports`.
+/// With --json: an object with `result`, `self_check` and `ports`. `run` is the number in the signatures, which `pktgen
+/// receive` has too.
 #[derive(Debug, Args)]
 #[command(after_help = HELP, args_conflicts_with_subcommands = true)]
 pub struct Options {
@@ -95,11 +97,11 @@ struct TrafficArguments {
     passes: Option<u64>,
 }
 
-/// Other modes.
+/// Other modes. Their help is that of their options.
 #[derive(Debug, Subcommand)]
 enum PktgenCommand {
-    /// Sends every packet back to where it came from, with addresses and ports swapped
     Reflect(reflect::Options),
+    Receive(receive::Options),
 }
 
 const HELP: &str = "\
@@ -118,6 +120,8 @@ Examples:
                             one port, with a reflector at the other end
   wirepath pktgen reflect --port eth2
                             that reflector
+  wirepath pktgen receive --port eth2
+                            counts the packets of a generator elsewhere
   wirepath pktgen --tx af_xdp:eth1 --rx af_xdp:eth2 --rate max --threads 2 --hlog run.hlog
   wirepath pktgen --tx eth1 --pcap trace.pcapng --passes 10 --rate 1Mpps
   wirepath pktgen --tx pcap:out.pcap --count 1000 --headers 'ipv4 / tcp dst 80-89'
@@ -131,8 +135,10 @@ not possible on these ports.";
 /// # Errors
 /// If the request is not possible, or a port fails.
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    if let Some(PktgenCommand::Reflect(options)) = &options.command {
-        return reflect::run(options, json);
+    match &options.command {
+        Some(PktgenCommand::Reflect(options)) => return reflect::run(options, json),
+        Some(PktgenCommand::Receive(options)) => return receive::run(options, json),
+        None => {}
     }
     let arguments = &options.generator;
     let ports = arguments.roles()?;
