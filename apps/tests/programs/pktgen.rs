@@ -16,7 +16,7 @@ fn output(arguments: &[&str]) -> Output {
 /// Runs the tool with `--json` and returns the result.
 #[track_caller]
 fn result(arguments: &[&str]) -> Value {
-    let output = output(&[&["--json"], arguments].concat());
+    let output = output(&[arguments, &["--json"]].concat());
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -408,4 +408,255 @@ fn the_rate_of_a_token_bucket_is_found() {
     let below = run("800");
     assert_eq!(number(&below, "lost"), 0.0, "{below}");
     assert!((number(&below, "received_pps") - 800.0).abs() < 16.0, "{below}");
+}
+
+fn number(json: &Value, key: &str) -> u64 {
+    json[key].as_u64().unwrap_or_else(|| panic!("{key}: {json}"))
+}
+
+/// Asserts figures of a result.
+#[track_caller]
+fn assert_figures(json: &Value, expected: &[(&str, u64)]) {
+    for (key, wanted) in expected {
+        assert_eq!(json[key], *wanted, "{key}: {json}");
+    }
+}
+
+/// Receives the frames of a capture.
+#[track_caller]
+fn receive_frames(frames: &[Vec<u8>], more: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.pcap");
+    std::fs::write(&file, oracle::pcap(frames)).unwrap();
+    let port = format!("pcap:{}", file.display());
+    result(&[&["receive", "--port", &port], more].concat())["result"].clone()
+}
+
+/// Stream and sequence number in the signature of a frame.
+fn signature(frame: &[u8]) -> (u32, u32) {
+    let end = frame.len();
+    let number =
+        |from: usize, to: usize| frame[end - from..end - to].iter().fold(0, |n, byte| n << 8 | u32::from(*byte));
+    (number(14, 11), number(11, 7))
+}
+
+#[test]
+fn a_receiver_agrees_with_a_simple_count() {
+    let sent = frames(&["--headers", "ipv4 src 10.0.0.1-10.0.0.3 / udp", "--size", "64,570", "--count", "3000"]);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut arrived: Vec<Vec<u8>> = Vec::new();
+    let mut late: Vec<(usize, Vec<u8>)> = Vec::new();
+    for (n, frame) in sent.iter().enumerate() {
+        match random.u8(..100) {
+            // The first three packets of each stream are missing, and a tenth of the others.
+            _ if n < 9 => {}
+            0..10 => {}
+            10..15 => late.push((n + random.usize(1..200), frame.clone())),
+            15..20 => {
+                arrived.push(frame.clone());
+                late.push((n + random.usize(1..200), frame.clone()));
+            }
+            _ => arrived.push(frame.clone()),
+        }
+        late.retain(|(at, frame)| {
+            if *at == n {
+                arrived.push(frame.clone());
+            }
+            *at > n
+        });
+    }
+    // A simple count with sets, for each stream.
+    let mut expected = Vec::new();
+    for stream in 0..3 {
+        let (mut seen, mut duplicates, mut reordered) = (std::collections::BTreeSet::new(), 0, 0);
+        for (_, sequence) in arrived.iter().map(|frame| signature(frame)).filter(|it| it.0 == stream) {
+            let is_below = seen.last().is_some_and(|last| sequence < *last);
+            match seen.insert(sequence) {
+                true => reordered += u64::from(is_below),
+                false => duplicates += 1,
+            }
+        }
+        let (first, last) = (u64::from(*seen.first().unwrap()), u64::from(*seen.last().unwrap()));
+        expected.push([seen.len() as u64, last - first + 1 - seen.len() as u64, duplicates, reordered, first, last]);
+    }
+    let json = receive_frames(&arrived, &[]);
+    let keys = ["received", "lost", "duplicates", "reordered", "first_sequence", "highest_sequence"];
+    let streams = json["runs"][0]["streams"].as_array().unwrap();
+    let found: Vec<_> = streams.iter().map(|stream| keys.map(|key| number(stream, key))).collect();
+    assert_eq!(found, expected, "{json}");
+    let sum = |at: usize| expected.iter().map(|figures| figures[at]).sum::<u64>();
+    assert!(sum(1) > 200 && sum(2) > 100 && sum(3) > 100 && sum(4) >= 9, "{expected:?}");
+    let sums = [("received", sum(0)), ("lost", sum(1)), ("duplicates", sum(2)), ("reordered", sum(3))];
+    assert_figures(&json, &sums);
+    assert_figures(&json, &[("before_first", sum(4)), ("foreign", 0), ("corrupt", 0), ("untracked", 0)]);
+    let port = &json["ports"][0];
+    let bytes = arrived.iter().map(|frame| frame.len() as u64 + 4).sum();
+    assert_figures(port, &[("packets", arrived.len() as u64), ("bytes", bytes)]);
+    let short = arrived.iter().filter(|frame| frame.len() == 60).count() as u64;
+    assert_figures(&port["sizes"], &[("64", short), ("512-1023", arrived.len() as u64 - short), ("65-127", 0)]);
+    assert!(json.get("latency_ns").is_none() && json.get("jitter_ns").is_none(), "{json}");
+}
+
+#[test]
+fn corrupt_and_foreign_packets_count_apart() {
+    let mut all = frames(&["--count", "100"]);
+    let run = u16::from_be_bytes([all[0][60 - 18], all[0][60 - 17]]);
+    // A flipped bit of the sequence number, and one of the run number.
+    all[50][60 - 8] ^= 1;
+    all[60][60 - 18] ^= 0x80;
+    all.extend([vec![0; 60], vec![0xa5; 17], vec![7; 1518]]);
+    let json = receive_frames(&all, &[]);
+    assert_figures(&json, &[("packets", 103), ("received", 98), ("lost", 2), ("corrupt", 1), ("foreign", 4)]);
+    assert_figures(&json["ports"][0]["sizes"], &[("64", 101), ("below 64", 1), ("above 1518", 1)]);
+    assert_eq!(json["runs"].as_array().unwrap().len(), 1, "{json}");
+    assert_eq!(json["runs"][0]["run"], format!("{run:#06x}"), "{json}");
+    let few = receive_frames(&all, &["--count", "55"]);
+    assert_figures(&few, &[("packets", 55), ("received", 54), ("lost", 1), ("corrupt", 1), ("foreign", 0)]);
+    let flows = frames(&["--headers", "ipv4 src 10.0.0.1-10.0.0.9 / udp", "--count", "90"]);
+    let json = receive_frames(&flows, &["--max-streams", "4"]);
+    assert_figures(&json, &[("received", 40), ("untracked", 50), ("lost", 0), ("foreign", 0)]);
+}
+
+#[test]
+fn a_reception_is_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.pcap");
+    let mut sent = frames(&["--headers", "ipv4 src 10.0.0.1-10.0.0.40 / udp", "--count", "400"]);
+    sent.remove(200);
+    std::fs::write(&file, oracle::pcap(&sent)).unwrap();
+    let output = output(&["receive", "--port", &format!("pcap:{}", file.display())]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    for part in [
+        ": 399 packets, 25536 bytes, 0 packets foreign\n",
+        "bit/s (L1)",
+        "\n64          ",
+        "received     399 packets\n",
+        "lost         1 (0.2500 %), up to the highest received sequence numbers\n",
+        "and 20 more streams, which --json has\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let port = format!("pcap:{}", file.display());
+    for (arguments, error) in [
+        (&["--port", &port, "--port", &port][..], "is given twice"),
+        (&["--port", &port, "--core", "99999"], "core 99999 is not one of"),
+        (&["--port", "nul:x"], "there is no driver \"nul\""),
+        (&["--port", &port, "--max-streams", "0"], "1..=1048576"),
+        (&["--port", &port, "--count", "0"], "--count"),
+        (&["--port", "x", "--config", "/nowhere"], "/nowhere"),
+        (&[], "--port"),
+    ] {
+        assert_refused(&self::output(&[&["receive"], arguments].concat()), error);
+    }
+}
+
+/// Starts a receiver with `--json`, and waits until it has opened its ports.
+fn receiver(namespace: &wirepath_testlab::Namespace, arguments: &[&str]) -> wirepath_testlab::Background {
+    let receiver = namespace.spawn(&[&[WIREPATH, "--json", "-q", "pktgen", "receive"], arguments].concat());
+    std::thread::sleep(Duration::from_secs(2));
+    receiver
+}
+
+/// Runs a generator with `--json` and returns its result.
+#[track_caller]
+fn generate(namespace: &wirepath_testlab::Namespace, arguments: &[&str]) -> Value {
+    let run = namespace.run(&[&[WIREPATH, "--json", "-q", "pktgen", "--no-self-check"], arguments].concat());
+    let json: Value = serde_json::from_str(&run.expect()).unwrap();
+    json["result"].clone()
+}
+
+#[test]
+fn a_receiver_counts_the_packets_of_every_generator() {
+    require!(all Requirement::LAB);
+    let (_lab, left, right) = cable("receive");
+    let receiver = receiver(&right, &["--port", "af_packet:west"]);
+    let flows = ["--tx", "af_packet:east", "--headers", "ipv4 src 10.0.0.1-10.0.0.9 / udp", "--size", "64,1518"];
+    // Two generators at once, then one that starts again.
+    let other = left.spawn(&[&[WIREPATH, "--json", "-q", "pktgen", "--seconds", "2"], &flows[..]].concat());
+    let second = generate(&left, &[&flows[..], &["--seconds", "3", "--rate", "2kpps"]].concat());
+    let first: Value = serde_json::from_str(&other.wait(Duration::from_secs(20)).expect()).unwrap();
+    let third = generate(&left, &[&flows[..], &["--count", "900", "--rate", "5kpps"]].concat());
+    // Frames of a capture are foreign.
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("foreign.pcap");
+    std::fs::write(&capture, oracle::pcap((0..50u8).map(|n| [&[2; 12][..], &[8, 0], &[n; 86]].concat()))).unwrap();
+    generate(&left, &["--tx", "af_packet:east", "--pcap", capture.to_str().unwrap(), "--rate", "1kpps"]);
+    std::thread::sleep(Duration::from_millis(200));
+    let json: Value = serde_json::from_str(&receiver.terminate(Duration::from_secs(20)).expect()).unwrap();
+    let found = &json["result"];
+    let runs = found["runs"].as_array().unwrap();
+    let sent = [&first["result"], &second, &third];
+    assert_eq!(runs.len(), sent.len(), "{json}");
+    for sent in sent {
+        let run = runs.iter().find(|run| run["run"] == sent["run"]).unwrap_or_else(|| panic!("{sent}: {json}"));
+        assert_figures(run, &[("received", number(sent, "sent")), ("lost", 0), ("duplicates", 0), ("reordered", 0)]);
+        assert_eq!((number(run, "before_first"), run["streams"].as_array().unwrap().len()), (0, 9), "{run}");
+    }
+    let total: u64 = sent.iter().map(|sent| number(sent, "sent")).sum();
+    assert_figures(found, &[("packets", total + 50), ("received", total), ("foreign", 50), ("lost", 0)]);
+    let port = &found["ports"][0];
+    let sizes = &port["sizes"];
+    assert_figures(sizes, &[("65-127", 50)]);
+    assert_eq!(number(sizes, "64") + number(sizes, "1024-1518"), total, "{json}");
+    assert!(number(sizes, "64").abs_diff(number(sizes, "1024-1518")) <= 3, "{json}");
+    // Of the seconds of the run alone, the mean rate is that of the sender.
+    let run = runs.iter().find(|run| run["run"] == second["run"]).unwrap();
+    let pps = |which: &str| run["pps"][which].as_f64().unwrap();
+    assert!((pps("mean") - 2000.0).abs() < 100.0, "{run}");
+    assert!(pps("lowest") <= pps("highest") && (pps("highest") - 2000.0).abs() < 400.0, "{run}");
+    assert_eq!((&json["result"]["stopped"], &json["result"]["failure"]), (&true.into(), &Value::Null));
+}
+
+/// The generator and the receiver have sockets on the same interface, so they see the same packets.
+#[test]
+fn a_receiver_finds_the_faults_that_the_generator_finds() {
+    require!(all Requirement::LAB);
+    let lab = Lab::new("faults");
+    let host = lab.namespace("host");
+    lab.veth((&host, "east"), (&host, "west"));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("ports.toml");
+    let text = "[[port]]\nname = 'out'\ndriver = 'af_packet'\ndevice = 'east'\n[port.faults]\nseed = 4\n\
+                tx = { loss = 0.05, duplicate = 0.05, reorder = 0.05, distance = 20, corrupt = 0.02 }\n";
+    std::fs::write(&config, text).unwrap();
+    let receiver = receiver(&host, &["--port", "af_packet:west"]);
+    let config = ["--config", config.to_str().unwrap()];
+    let ports = ["--tx", "out", "--rx", "af_packet:west", "--count", "20000", "--rate", "10kpps", "--size", "100"];
+    let sent = generate(&host, &[&config[..], &ports].concat());
+    let json: Value = serde_json::from_str(&receiver.terminate(Duration::from_secs(20)).expect()).unwrap();
+    let found = &json["result"];
+    assert_eq!(found["runs"][0]["run"], sent["run"], "{json}");
+    for key in ["received", "duplicates", "reordered", "max_reorder_distance", "corrupt", "foreign", "beyond_window"] {
+        assert_eq!(found[key], sent[key], "{key}: {sent} {json}");
+    }
+    for key in ["duplicates", "reordered", "corrupt"] {
+        assert!(number(found, key) > 100, "{key}: {json}");
+    }
+    // All 20000 packets were sent, lost by the port or changed by it. Those after the last received one are unknown.
+    let after = 19_999 - number(&found["runs"][0]["streams"][0], "highest_sequence");
+    assert_eq!(
+        number(found, "received") + number(found, "lost") + number(found, "before_first") + after,
+        20_000,
+        "{json}"
+    );
+    assert!(number(found, "lost") > 1000, "{json}");
+}
+
+#[test]
+fn a_receiver_stops_at_its_limits() {
+    require!(all Requirement::LAB);
+    let (_lab, left, right) = cable("limits");
+    let counting = receiver(&right, &["--port", "af_packet:west", "--count", "100"]);
+    let timed = receiver(&right, &["--port", "af_packet:west", "--seconds", "4"]);
+    generate(&left, &["--tx", "af_packet:east", "--count", "500", "--rate", "5kpps"]);
+    let json = |receiver: wirepath_testlab::Background| -> Value {
+        let json: Value = serde_json::from_str(&receiver.wait(Duration::from_secs(20)).expect()).unwrap();
+        json["result"].clone()
+    };
+    let (counting, timed) = (json(counting), json(timed));
+    assert_figures(&counting, &[("packets", 100), ("received", 100), ("lost", 0)]);
+    assert_figures(&timed, &[("packets", 500), ("received", 500), ("lost", 0)]);
+    assert!((4.0..5.0).contains(&timed["seconds"].as_f64().unwrap()), "{timed}");
+    assert_eq!((&timed["stopped"], &counting["stopped"]), (&false.into(), &false.into()));
 }
