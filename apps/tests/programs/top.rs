@@ -262,3 +262,28 @@ fn a_program_redraws_its_rates_below_its_log() {
         has(lines, "", "received") && !has(lines, "", "RX pps") && has(lines, "", "rule 0 added by")
     });
 }
+
+#[test]
+fn generators_and_receivers_redraw_their_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, "[[port]]\nname = 'in'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n").unwrap();
+    let receiver = ["receive", "--port", "in", "--config", file.to_str().unwrap()];
+    for (arguments, row) in
+        [(&["--tx", "null:", "--seconds", "600", "--no-self-check"][..], "sent "), (&receiver, "in ")]
+    {
+        let terminal = Terminal::new();
+        let child = terminal.start(Command::new(env!("CARGO_BIN_EXE_wirepath")).arg("pktgen").args(arguments));
+        terminal
+            .expect("rates", |lines| has(lines, "", "bit/s (L2)") && (has(lines, row, " k") || has(lines, row, " M")));
+        let frames = || terminal.text().matches("PACKETS ").count();
+        assert!(eventually(WAIT_LIMIT, || frames() > 2));
+        terminal.expect("the ports above one table", |lines| {
+            let tables = lines.iter().filter(|line| line.contains("PACKETS ")).count();
+            tables == 1 && lines.first().is_some_and(|line| line.starts_with("port "))
+        });
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(end(child), Some(0));
+        terminal.expect("the result", |lines| has(lines, "", "packets") && !has(lines, "", "PACKETS "));
+    }
+}

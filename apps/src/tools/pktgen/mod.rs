@@ -157,7 +157,8 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
         let mut text: String = described.iter().map(|(name, text)| format!("port {name}: {text}\n")).collect();
         text.extend(check.iter().map(SelfCheck::text));
         text.extend(generator.notes().iter().map(|note| format!("note: {note}\n")));
-        print(text)?;
+        // Results that are printed would end the display of rates.
+        cli::show(text);
     }
     let start = SystemTime::now();
     let mut last = Progress::default();
