@@ -4,16 +4,16 @@
 //! reads the first packet of each tunnel. Those behind it have the same outer headers, so that only the fields are
 //! checked that differ between packets: lengths, checksums and entropy. A change of the tables ends this knowledge.
 
-use wirepath_packet::Packet;
 use wirepath_packet::driver::U64x8;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::ChecksumStatus;
+use wirepath_packet::{BATCH, Packet};
 use wirepath_wire::gre::{FLAG_CHECKSUM, FLAG_SEQUENCE};
 use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, ipv4, ipv6, udp};
 
 use super::config::TUNNEL_PEER;
 use super::decap::{CommonSum, HEADERS, Outer, check_udp};
-use super::encap::{SLOW_FLAGS, addresses};
+use super::encap::{SLOW_FLAGS, be64};
 use super::headers::ETHERNET_LEN;
 use super::kinds::Payload;
 use super::mss::find_handshakes;
@@ -64,6 +64,8 @@ pub(super) struct KnownOuter {
     layers: HeaderOffsets,
     is_ipv6: bool,
     is_udp: bool,
+    /// True for Ethernet frames over IPv4 without UDP, which need the fewest checks.
+    is_plain: bool,
     /// True if the packets may have no UDP checksum.
     accepts_zero_checksum: bool,
     /// Shortest packet.
@@ -75,6 +77,8 @@ pub(super) struct KnownOuter {
     /// True if packets of both versions have equal headers, as behind an MPLS label.
     has_both_versions: bool,
     remote: u32,
+    /// The remote as a destination of its addresses, packed.
+    here: u32,
     segment: u16,
 }
 
@@ -172,6 +176,7 @@ impl KnownOuter {
         }
         let header = l4 + if is_udp { udp::HEADER_LEN } else { 0 };
         let kind = underlay.kinds.iter().find(|kind| kind.number == outer.id.kind)?;
+        let remote = outer.remote?;
         if let Some(at) = kind.flow_id {
             mask[header + usize::from(at)] = 0;
         }
@@ -187,12 +192,15 @@ impl KnownOuter {
             layers,
             is_ipv6,
             is_udp,
+            // Shorter packets than the compared bytes do not come here, so these need no check of the least length.
+            is_plain: !is_ipv6 && !is_udp && version == 0 && outer.inner + least <= COMPARED,
             accepts_zero_checksum: !is_ipv6 || underlay.accept_zero_checksum6,
             least: outer.inner + least,
             inner: outer.inner,
             version,
             has_both_versions: version != 0 && kind.kind.has_labels(),
-            remote: outer.remote?,
+            remote,
+            here: Destination::Remote(remote).pack(),
             segment: outer.segment,
         })
     }
@@ -218,6 +226,9 @@ impl KnownOuter {
     #[inline(always)]
     fn accepts(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
         let len = packet.len();
+        if self.is_plain {
+            return self.sum.is_valid_with(h) && be16(h, 16) + ETHERNET_LEN == len;
+        }
         let (l4, is_valid) = if self.is_ipv6 {
             (L4_OF_IPV6, be16(h, 18) + L4_OF_IPV6 == len)
         } else {
@@ -266,81 +277,84 @@ impl View<'_> {
         let mut ports = self.layout.underlay.kinds.iter().filter(|it| it.kind.has_labels());
         let label_port = ports.find_map(|it| it.udp_port).map_or(usize::MAX, usize::from);
         let mut last = (state.source.key, state.source.destination);
+        let mut known_source = state.source.in_ipv4_frames();
         let (layout, worker) = (self.layout, state.worker);
-        let mut received = Tally::new(0);
-        let count_received = |segment: u16, packets, bytes| {
-            if let Some(c) = layout.counters(segment, worker) {
-                c.overlay_rx.add(packets, bytes);
-            }
-        };
-        for (i, packet) in packets.iter_mut().enumerate() {
-            if wanted & 1 << i == 0 || packet.flags().intersects(SLOW_FLAGS) {
-                continue;
-            }
-            let Some(h) = packet.data().first_chunk::<COMPARED>() else { continue };
-            if packet.data().len() < packet.len().min(HEADERS) {
-                continue;
-            }
-            // Packets in a row often have one tunnel.
-            let is_last = tunnels[at].as_ref().is_some_and(|known| known.has_same(h));
-            at = if is_last { at } else { slot(h, label_port) };
-            let known = match &mut tunnels[at] {
-                Some(known) if is_last || known.has_same(h) => {
-                    if !known.accepts(h, packet) {
-                        continue;
-                    }
-                    &*known
-                }
-                slot => {
-                    if read == MAX_READ || !can_be_known(h, packet.len(), &layout.underlay) {
-                        continue;
-                    }
-                    read += 1;
-                    let outer = self.read_outer(state, context, remotes, packet);
-                    let outer = outer.ok().filter(|outer| outer.end == packet.len());
-                    match outer.and_then(|outer| KnownOuter::new(h, &layout.underlay, &outer)) {
-                        Some(new) => &*slot.insert(new),
-                        None => continue,
-                    }
-                }
-            };
-            let (segment, remote) = (known.segment, known.remote);
-            let ethertype = if h[known.inner] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
-            received.add(segment, packet.len() - known.inner, count_received);
-            packet.set_checksum_status(ChecksumStatus::NONE);
-            state.scratch.remotes[i] = remote;
-            if known.version != 0 {
-                // The router takes Ethernet frames. The outer headers leave enough room for the header.
-                let _ = packet.trim_front(known.inner - ETHERNET_LEN);
-                self.write_ethernet_header(packet, ethertype);
-                state.scratch.keys[i] = Key::from_u64(u64::from(segment) << 48);
-                routed |= 1 << i;
-                continue;
-            }
-            let _ = packet.trim_front(known.inner);
-            frames |= 1 << i;
-            let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else { continue };
-            let (key, source, ethertype) = addresses(header, segment);
-            // No table contains a group address, so the lookup of such a destination fails without an extra check.
-            state.scratch.keys[i] = key;
-            state.scratch.hashes[i] = fdb.prepare(key);
-            if ethertype != EtherType::IPV4.0
-                && (EtherType(ethertype).is_vlan() || self.is_watched(ethertype, packet.data()))
-            {
-                continue;
-            }
-            if (source, Destination::Remote(remote).pack()) != last {
-                if !source.is_unicast() {
+        let mut next = 0;
+        loop {
+            let Scratch { keys, hashes, remotes: from, sources, source_at, .. } = &mut *state.scratch;
+            let (mut end, mut unknown) = (next, None);
+            for packet in &mut packets[next..] {
+                // A batch has no more packets, which the compiler does not know.
+                let i = end % BATCH;
+                end += 1;
+                let mark = 1 << i;
+                if wanted & mark == 0 || packet.flags().intersects(SLOW_FLAGS) {
                     continue;
                 }
-                last = (source, Destination::Remote(remote).pack());
-                state.scratch.sources[new_sources] = source;
-                state.scratch.source_at[new_sources] = remote;
-                new_sources += 1;
+                let Some(h) = packet.data().first_chunk::<COMPARED>() else { continue };
+                if packet.data().len() < packet.len().min(HEADERS) {
+                    continue;
+                }
+                // Packets in a row often have one tunnel.
+                if !tunnels[at].as_ref().is_some_and(|known| known.has_same(h)) {
+                    at = slot(h, label_port);
+                    if !tunnels[at].as_ref().is_some_and(|known| known.has_same(h)) {
+                        unknown = Some(i);
+                        break;
+                    }
+                }
+                let Some(known) = tunnels[at].as_ref().filter(|known| known.accepts(h, packet)) else { continue };
+                let inner = known.inner;
+                from[i] = known.remote;
+                let key_base = u64::from(known.segment) << 48;
+                if known.version != 0 {
+                    let ethertype = if h[inner] >> 4 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
+                    // The router takes Ethernet frames. The outer headers leave enough room for the header.
+                    let _ = packet.trim_front(inner - ETHERNET_LEN);
+                    self.write_ethernet_header(packet, ethertype);
+                    keys[i] = Key::from_u64(key_base);
+                    routed |= mark;
+                    continue;
+                }
+                let _ = packet.trim_front(inner);
+                frames |= mark;
+                let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else { continue };
+                let tail = be64(header, 6);
+                // No table contains a group address, so the lookup of such a destination fails without an extra check.
+                keys[i] = Key::from_u64(key_base | be64(header, 0) >> 16);
+                hashes[i] = fdb.prepare(keys[i]);
+                if (tail, known.here) == known_source {
+                    plain |= mark;
+                    continue;
+                }
+                let ethertype = tail as u16;
+                if ethertype != EtherType::IPV4.0
+                    && (EtherType(ethertype).is_vlan() || self.is_watched(ethertype, packet.data()))
+                {
+                    continue;
+                }
+                let source = Key::from_u64(key_base | tail >> 16);
+                if (source, known.here) != last {
+                    if !source.is_unicast() {
+                        continue;
+                    }
+                    last = (source, known.here);
+                    sources[new_sources] = source;
+                    source_at[new_sources] = known.remote;
+                    new_sources += 1;
+                }
+                if ethertype == EtherType::IPV4.0 {
+                    known_source = (tail, known.here);
+                }
+                plain |= mark;
             }
-            plain |= 1 << i;
+            let Some(i) = unknown else { break };
+            next = i;
+            match self.read_tunnel(state, context, remotes, &packets[i], &mut read) {
+                Some(new) => tunnels[at] = Some(new),
+                None => next += 1,
+            }
         }
-        received.end(count_received);
         state.known_tunnels = Some(known_tunnels);
         let stripped = frames | routed;
         if stripped == 0 {
@@ -360,9 +374,12 @@ impl View<'_> {
         unplace(places, !plain & all_marks(packets.len()));
         let mut done = deliver_frames::<0>(layout, packets, places, |segment, packets, bytes| {
             if let Some(c) = layout.counters(segment, worker) {
+                // Frames decapsulated here go to an attachment of the same segment.
+                c.overlay_rx.add(packets, bytes);
                 c.local_tx.add(packets, bytes);
             }
         });
+        self.count_stripped(state, packets, stripped & !done, frames);
         if plain & !done != 0 {
             done |= self.route_batch::<0>(state, context, remotes, packets, plain & !done);
         }
@@ -370,6 +387,46 @@ impl View<'_> {
             done |= self.route_marked::<0>(state, context, remotes, packets, routed);
         }
         Marks { done, stripped: stripped & !done }
+    }
+
+    /// Reads the outer headers of a packet by the slow path, unless that was done for many packets of the batch.
+    /// Returns `None` if its tunnel cannot be known.
+    #[inline(never)]
+    fn read_tunnel(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: &Packet,
+        read: &mut u32,
+    ) -> Option<KnownOuter> {
+        let h = packet.data().first_chunk::<COMPARED>()?;
+        if *read == MAX_READ || !can_be_known(h, packet.len(), &self.layout.underlay) {
+            return None;
+        }
+        *read += 1;
+        let outer = self.read_outer(state, context, remotes, packet).ok().filter(|outer| outer.end == packet.len())?;
+        KnownOuter::new(h, &self.layout.underlay, &outer)
+    }
+
+    /// Counts those of the packets with these marks that are not delivered yet, and forgets what the NIC has said about
+    /// their checksums. Packets that are not among `frames` have an Ethernet header that no remote has sent.
+    fn count_stripped(&self, state: &StageState, packets: &mut [Packet], mut marks: u64, frames: u64) {
+        let count = |segment: u16, packets, bytes| {
+            if let Some(c) = self.layout.counters(segment, state.worker) {
+                c.overlay_rx.add(packets, bytes);
+            }
+        };
+        let mut received = Tally::new(0);
+        while marks != 0 {
+            let i = marks.trailing_zeros() as usize % BATCH;
+            marks &= marks - 1;
+            let Some(packet) = packets.get_mut(i) else { break };
+            packet.set_checksum_status(ChecksumStatus::NONE);
+            let added = if frames & 1 << i == 0 { ETHERNET_LEN } else { 0 };
+            received.add(state.scratch.keys[i].segment(), packet.len() - added, count);
+        }
+        received.end(count);
     }
 
     /// Processes a packet without its outer headers that is not done.
