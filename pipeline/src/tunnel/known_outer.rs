@@ -64,7 +64,7 @@ pub(super) struct KnownOuter {
     layers: HeaderOffsets,
     is_ipv6: bool,
     is_udp: bool,
-    /// True for Ethernet frames over IPv4 without UDP, which need the fewest checks.
+    /// True for Ethernet frames over IPv4, which need the fewest checks.
     is_plain: bool,
     /// True if the packets may have no UDP checksum.
     accepts_zero_checksum: bool,
@@ -193,7 +193,7 @@ impl KnownOuter {
             is_ipv6,
             is_udp,
             // Shorter packets than the compared bytes do not come here, so these need no check of the least length.
-            is_plain: !is_ipv6 && !is_udp && version == 0 && outer.inner + least <= COMPARED,
+            is_plain: !is_ipv6 && version == 0 && outer.inner + least <= COMPARED,
             accepts_zero_checksum: !is_ipv6 || underlay.accept_zero_checksum6,
             least: outer.inner + least,
             inner: outer.inner,
@@ -227,7 +227,13 @@ impl KnownOuter {
     fn accepts(&self, h: &[u8; COMPARED], packet: &Packet) -> bool {
         let len = packet.len();
         if self.is_plain {
-            return self.sum.is_valid_with(h) && be16(h, 16) + ETHERNET_LEN == len;
+            let is_valid = self.sum.is_valid_with(h) && be16(h, 16) + ETHERNET_LEN == len;
+            if !self.is_udp || !is_valid {
+                return is_valid;
+            }
+            let has_no_checksum = be16(h, L4_OF_IPV4 + 6) == 0;
+            let is_right = has_no_checksum || check_udp(packet, &self.layers).is_ok();
+            return be16(h, L4_OF_IPV4 + 4) + L4_OF_IPV4 == len && is_right;
         }
         let (l4, is_valid) = if self.is_ipv6 {
             (L4_OF_IPV6, be16(h, 18) + L4_OF_IPV6 == len)
