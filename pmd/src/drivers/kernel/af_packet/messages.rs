@@ -100,7 +100,7 @@ impl Messages {
         let (first, end) = self.received;
         for (index, room) in self.rooms.iter_mut().enumerate() {
             if !(first..end).contains(&index) {
-                room.buffers = FrameBuffers::new();
+                room.buffers.clear();
             }
         }
     }

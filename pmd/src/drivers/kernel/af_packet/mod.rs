@@ -544,10 +544,11 @@ impl AfPacketDevice {
 impl Device for AfPacketDevice {
     fn capabilities(&self) -> Capabilities {
         let whole = self.options.keep_superframes;
-        let receive = if whole {
-            "TPACKET_V2 receive ring, recvmmsg for superframes, which stay whole"
-        } else {
-            "TPACKET_V3 receive ring"
+        let has_ring = self.running.as_ref().is_none_or(|running| !running.rings.is_empty());
+        let receive = match (whole, has_ring) {
+            (true, true) => "TPACKET_V2 receive ring, recvmmsg for superframes, which stay whole",
+            (true, false) => "recvmmsg, superframes stay whole",
+            (false, _) => "TPACKET_V3 receive ring",
         };
         let mut mode = format!("{receive}, sendmmsg, qdisc bypass");
         let mut notes = Vec::new();

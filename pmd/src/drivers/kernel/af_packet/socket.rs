@@ -234,8 +234,9 @@ impl Socket {
 
     /// Removes the receive ring because it does not work.
     pub(super) fn give_up_ring(&self) -> io::Result<()> {
+        self.remove_ring()?;
         self.is_without_ring.store(true, Ordering::Relaxed);
-        self.remove_ring()
+        Ok(())
     }
 
     /// Returns whether the receive ring was given up.

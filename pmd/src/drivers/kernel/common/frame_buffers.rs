@@ -29,10 +29,15 @@ impl FrameBuffers {
     pub(crate) fn fill(&mut self, pool: &Pool) -> bool {
         let is_filled = self.take_missing(pool);
         if !is_filled {
-            self.head = None;
-            self.tail.clear();
+            self.clear();
         }
         is_filled
+    }
+
+    /// Gives all buffers back to the pool.
+    pub(crate) fn clear(&mut self) {
+        self.head = None;
+        self.tail.clear();
     }
 
     #[inline]
