@@ -76,6 +76,7 @@ impl PortName {
             "pcap" if is_written => text += &format!("[port.pcap]\nwrite = {}\n", quoted(device)),
             // Whole superframes are no packets of a cable.
             "af_packet" => text += "[port.af_packet]\nsuperframes = \"cut\"\n",
+            "auto" => text += "[port.auto.af_packet]\nsuperframes = \"cut\"\n",
             "tap" => text += "[port.tap]\nsuperframes = \"cut\"\n",
             _ => {}
         }

@@ -15,16 +15,18 @@ use std::time::{Duration, Instant};
 
 use wirepath::Failure;
 use wirepath_packet::counters::QueueStats;
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::{LinkState, PortEvent, RxQueue, StartedPort};
+use wirepath_wire::vlan::TAG_LEN;
 
 use super::clock::Clock;
 use super::ports::{self, Role, Started};
 use super::signature::Signature;
 use super::size::{FCS, GAP};
 use super::tracker::{Order, Sequence, window};
-use super::trial::{SCRATCH, Stalls, linear, queue_stats};
+use super::trial::{SCRATCH, Stalls, discard, drops_since, linear, queue_stats, since};
 use super::usage::{check_cores, pin};
 
 /// Interval at which the control thread looks at the ports and the limits.
@@ -144,6 +146,8 @@ pub struct ReceivedPort {
     pub sizes: [u64; CLASSES.len() + 1],
     /// Counts of the receive queues.
     pub rx: QueueStats,
+    /// Packets that the device or the kernel dropped before the receive queues.
+    pub device_drops: Vec<(DropReason, u64)>,
     /// Times that the link went down.
     pub link_downs: u64,
 }
@@ -208,7 +212,8 @@ pub struct ReceivedSum {
 impl ReceivedSum {
     fn add(&mut self, other: &Self) {
         self.received += other.received;
-        self.lost += other.lost;
+        // A hostile sender chooses the sequence numbers.
+        self.lost = self.lost.saturating_add(other.lost);
         self.before_first += other.before_first;
         self.duplicates += other.duplicates;
         self.reordered += other.reordered;
@@ -220,7 +225,7 @@ impl ReceivedSum {
 
     /// Share of the packets between received ones that were lost; `None` without packets.
     pub fn loss_ratio(&self) -> Option<f64> {
-        let all = self.received + self.lost;
+        let all = self.received.saturating_add(self.lost);
         (all > 0).then(|| self.lost as f64 / all as f64)
     }
 }
@@ -314,7 +319,9 @@ struct Streams {
 impl Streams {
     fn new(limit: usize) -> Self {
         let places = vec![NO_RUN; 1 << 16];
-        Self { places, runs: Vec::new(), index: HashMap::new(), streams: Vec::new(), limit }
+        // Growth would hold the thread up for milliseconds.
+        let few = limit.min(1 << 16);
+        Self { places, runs: Vec::new(), index: HashMap::with_capacity(few), streams: Vec::with_capacity(few), limit }
     }
 
     /// Takes a frame of `len` bytes with frame check sequence. Returns false if it is foreign.
@@ -432,7 +439,8 @@ impl Reader<'_> {
             let port = &mut ports[*at];
             let (mut packets, mut bytes) = (0, 0);
             batch.drain_front(usize::try_from(*left).unwrap_or(BATCH).min(BATCH), |packet| {
-                let len = packet.len() + FCS;
+                // The NIC may have taken a VLAN tag out of the frame.
+                let len = packet.len() + FCS + if packet.vlan().is_some() { TAG_LEN } else { 0 };
                 (packets, bytes) = (packets + 1, bytes + len as u64);
                 port.sizes[CLASSES.partition_point(|longest| *longest < len)] += 1;
                 if !streams.receive(linear(&packet, scratch), len as u64, now) {
@@ -493,6 +501,10 @@ impl Receiver {
         let core = self.core;
         let (mut controls, mut queues, mut ports) = (Vec::new(), Vec::new(), Vec::new());
         for (index, Started { port: StartedPort { port, rx, .. }, .. }) in self.ports.iter_mut().enumerate() {
+            // What arrived while other ports were opened belongs to no count. A file has not begun before.
+            if port.capabilities().driver != "pcap" {
+                rx.iter_mut().for_each(discard);
+            }
             queues.extend(rx.iter_mut().map(|queue| (index, queue)));
             ports.push(ReceivedPort { name: port.name().to_owned(), ..ReceivedPort::default() });
             controls.push(port);
@@ -508,6 +520,7 @@ impl Receiver {
             stalls: Stalls::default(),
             left: limit.packets.unwrap_or(u64::MAX),
         };
+        let before: Vec<_> = controls.iter_mut().map(|port| (queue_stats(port).0, port.device_drops())).collect();
         let mut failure = None;
         let mut is_stopped = false;
         let mut downs = vec![0; controls.len()];
@@ -560,8 +573,10 @@ impl Receiver {
         let Ok(Reader { mut ports, streams, stalls, .. }) = reader else {
             return Err(Failure::failed("the thread of the receiver has panicked"));
         };
-        for ((port, control), downs) in ports.iter_mut().zip(&controls).zip(downs) {
-            port.rx = queue_stats(control).0;
+        let ends = controls.iter_mut().zip(before).zip(downs);
+        for (port, ((control, (rx, drops)), downs)) in ports.iter_mut().zip(ends) {
+            port.rx = since(&queue_stats(control).0, &rx);
+            port.device_drops = drops_since(control.device_drops(), &drops);
             port.link_downs = downs;
         }
         Ok(ReceiveResult {

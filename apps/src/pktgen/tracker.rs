@@ -35,6 +35,9 @@ pub struct Order {
     pub unknown_stream: u64,
 }
 
+/// Largest sequence number. Only a hostile sender reaches it, in steps of 2^31.
+const LAST_SEQUENCE: u64 = u64::MAX >> 1;
+
 /// Returns the packets that the window of one stream has, if there are so many streams. It is a power of two.
 pub(super) fn window(streams: usize) -> usize {
     (WINDOW_MEMORY / streams.max(1)).clamp(WINDOW.0, WINDOW.1).next_power_of_two().min(WINDOW.1)
@@ -55,7 +58,8 @@ impl Sequence {
         let window = bits.len() as u64 * 64;
         // Sequence numbers are those near the expected one.
         let ahead = number.wrapping_sub(self.next as u32) as i32;
-        let Some(sequence) = self.next.checked_add_signed(ahead.into()) else {
+        let sequence = self.next.checked_add_signed(ahead.into());
+        let Some(sequence) = sequence.filter(|sequence| *sequence <= LAST_SEQUENCE) else {
             order.unknown_stream += 1;
             return None;
         };

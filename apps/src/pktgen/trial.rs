@@ -895,7 +895,7 @@ impl Shared {
 }
 
 /// Drops the packets that arrived before a trial.
-fn discard(queue: &mut RxQueue) {
+pub(super) fn discard(queue: &mut RxQueue) {
     let mut batch = Batch::new();
     // A port that never becomes empty must not hold the trial.
     for _ in 0..1024 {
@@ -916,15 +916,21 @@ pub(super) fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
     (sum(port.rx_statistics()), sum(port.tx_statistics()))
 }
 
+/// Returns the drops between two moments.
+pub(super) fn drops_since(now: Vec<(DropReason, u64)>, before: &[(DropReason, u64)]) -> Vec<(DropReason, u64)> {
+    let was = |reason: DropReason| before.iter().find(|(other, _)| *other == reason).map_or(0, |(_, n)| *n);
+    let new = now.into_iter().map(|(reason, n)| (reason, n.saturating_sub(was(reason))));
+    new.filter(|(_, n)| *n > 0).collect()
+}
+
 /// Returns the counts between two moments.
-fn since(now: &QueueStats, before: &QueueStats) -> QueueStats {
-    let was = |reason: DropReason| before.drops.iter().find(|(other, _)| *other == reason).map_or(0, |(_, n)| *n);
+pub(super) fn since(now: &QueueStats, before: &QueueStats) -> QueueStats {
     QueueStats {
         // Packets that a port finds unsent do not count any more.
         packets: now.packets.saturating_sub(before.packets),
         bytes: now.bytes.saturating_sub(before.bytes),
         injected_copies: now.injected_copies - before.injected_copies,
-        drops: now.drops.iter().map(|&(reason, n)| (reason, n - was(reason))).filter(|(_, n)| *n > 0).collect(),
+        drops: drops_since(now.drops.clone(), &before.drops),
         ..now.clone()
     }
 }

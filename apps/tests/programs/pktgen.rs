@@ -660,3 +660,23 @@ fn a_receiver_stops_at_its_limits() {
     assert!((4.0..5.0).contains(&timed["seconds"].as_f64().unwrap()), "{timed}");
     assert_eq!((&timed["stopped"], &counting["stopped"]), (&false.into(), &false.into()));
 }
+
+#[test]
+fn a_receiver_tells_its_own_drops() {
+    require!(all Requirement::LAB);
+    let (_lab, left, right) = cable("owndrops");
+    let receiver = receiver(&right, &["--port", "af_packet:west"]);
+    let first = generate(&left, &["--tx", "af_packet:east", "--count", "100"]);
+    // A receiver that does not run takes nothing out of its ring, which holds some thousand packets.
+    receiver.signal(rustix::process::Signal::STOP);
+    let second = generate(&left, &["--tx", "af_packet:east", "--size", "1518", "--count", "20000", "--rate", "40kpps"]);
+    receiver.signal(rustix::process::Signal::CONT);
+    std::thread::sleep(Duration::from_millis(500));
+    let json: Value = serde_json::from_str(&receiver.terminate(Duration::from_secs(20)).expect()).unwrap();
+    let found = &json["result"];
+    let drops = found["ports"][0]["device_drops"].as_object().unwrap();
+    let dropped: u64 = drops.values().map(|n| n.as_u64().unwrap()).sum();
+    assert!(dropped > 1000, "{json}");
+    let sent = number(&first, "sent") + number(&second, "sent");
+    assert_figures(found, &[("packets", sent - dropped), ("foreign", 0)]);
+}

@@ -92,6 +92,8 @@ impl ReceiveResult {
             let sizes = CLASS_NAMES.iter().zip(port.sizes).map(|(name, n)| ((*name).to_owned(), json!(n)));
             object.insert("sizes".into(), sizes.collect::<Map<_, _>>().into());
             object.insert("rx_drops".into(), drops_json(&port.rx));
+            let device_drops = port.device_drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n)));
+            object.insert("device_drops".into(), device_drops.collect::<Map<_, _>>().into());
             object.insert("rx_injected_copies".into(), port.rx.injected_copies.into());
             object.insert("link_downs".into(), port.link_downs.into());
             object.into()
@@ -121,6 +123,9 @@ impl ReceiveResult {
             let _ = writeln!(text, "port {}: {packets} packets, {bytes} bytes, {foreign} packets foreign", port.name);
             for (reason, n) in &port.rx.drops {
                 let _ = writeln!(text, "port {}: dropped {n} while receiving: {}", port.name, reason.name());
+            }
+            for (reason, n) in &port.device_drops {
+                let _ = writeln!(text, "port {}: {n} dropped before the receive queues: {}", port.name, reason.name());
             }
             if port.link_downs > 0 {
                 let _ = writeln!(text, "port {}: its link went down {} times", port.name, port.link_downs);
@@ -226,7 +231,7 @@ impl ReceivedSum {
         line("reordered", format!("{} (RFC 4737), by at most {distance} sequence numbers", self.reordered));
         line("corrupt", self.corrupt.to_string());
         for (name, n, about) in [
-            ("before first", self.before_first, "packets were sent before the first received ones"),
+            ("before first", self.before_first, "sequence numbers below the first received ones"),
             ("late", self.beyond_window, "reordered packets so late that duplicates are not recognised"),
             ("untracked", self.untracked, "packets of streams beyond --max-streams"),
         ] {
