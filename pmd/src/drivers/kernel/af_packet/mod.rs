@@ -10,7 +10,7 @@
 //! The driver completes it: checksums, segmentation and VLAN tags (`kernel::vnet_hdr`).
 //!
 //! With `superframes = "whole"` the ring is a `TPACKET_V2` ring for short frames, and recvmmsg(2) writes longer ones
-//! directly into packet buffers ([`rx_whole`]). With `superframes = "cut"` it is a `TPACKET_V3` ring for all frames.
+//! directly into packet buffers (`rx_whole`). With `superframes = "cut"` it is a `TPACKET_V3` ring for all frames.
 //!
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
