@@ -20,6 +20,7 @@ use wirepath_pmd::port::{LinkState, StartedPort};
 use wirepath_testlab::{
     Frame, FramePort, Lab, Requirement, VlanTagger, allocations, eventually, oracle, require, spawn,
 };
+use wirepath_wire::checksum;
 
 use crate::common::{self, packet};
 use crate::forwarder::{self, Forwarder};
@@ -829,8 +830,8 @@ fn numbered(kind: Kind, number: u32, random: &mut fastrand::Rng) -> Vec<u8> {
     let len = (20 + l4.len() + payload.len()) as u16;
     let mut ip =
         [&[0x45, 0][..], &len.to_be_bytes(), &[0, 0, 0, 0, 64, protocol, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]].concat();
-    let sum = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum::<u32>();
-    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let sum = checksum::sum(&ip).checksum();
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
     let virtio = [&[1, gso][..], &u16::from(headers).to_ne_bytes(), &1000u16.to_ne_bytes()].concat();
     let checksum = [u16::from(start).to_ne_bytes(), u16::from(offset).to_ne_bytes()].concat();
     [&virtio, &checksum, &[2; 6][..], &[4; 6], &[8, 0], &ip, &l4, &payload].concat()

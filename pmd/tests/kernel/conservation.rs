@@ -19,6 +19,11 @@ const LONG: u64 = 30;
 /// Frames that the port passes to the kernel, if it can.
 const ARP: u64 = 7;
 
+/// Returns a frame of `len` bytes with an EtherType.
+fn frame(kind: [u8; 2], len: usize) -> Vec<u8> {
+    [&[2; 6][..], &[4; 6], &kind, &vec![7; len - 14]].concat()
+}
+
 /// Receives all packets.
 fn receive(it: &mut StartedPort) {
     let mut batch = Batch::new();
@@ -72,7 +77,6 @@ fn frames_of_an_interface_are_all_counted() {
         pair.dut.inside(|| {
             let table = format!("driver = '{driver}'\ndevice = 'eth0'\ndepth = 64\n[port.{driver}]\n{keys}\n");
             let mut it = common::start(&table, &pair.pool).unwrap();
-            let frame = |kind: [u8; 2], len: usize| [&[2; 6][..], &[4; 6], &kind, &vec![7; len - 14]].concat();
             let mut sent = 0;
             for _ in 0..ARP {
                 wire.send(&frame([8, 6], 60)).unwrap();
@@ -124,7 +128,7 @@ fn long_frames_without_room_in_the_socket_are_counted() {
             // The ring has room for the short ones, and the socket for some of the long ones.
             for number in 0..7500 {
                 let len = if number % 7 == 0 { 60 } else { 9000 };
-                wire.send(&[&[2; 6][..], &[4; 6], &[0x88, 0xb5], &vec![7; len - 14]].concat()).unwrap();
+                wire.send(&frame([0x88, 0xb5], len)).unwrap();
             }
             sent += 7500;
             assert_balance("long frames", &mut it, sent, &[DropReason::RxFull]);
@@ -135,7 +139,7 @@ fn long_frames_without_room_in_the_socket_are_counted() {
                 receive(&mut it);
             }
             let last = it.port.rx_statistics().remove(0).packets;
-            wire.send(&[&[2; 6][..], &[4; 6], &[0x88, 0xb5], &[7; 3000]].concat()).unwrap();
+            wire.send(&frame([0x88, 0xb5], 3014)).unwrap();
             sent += 1;
             assert!(eventually(TIMEOUT, || {
                 receive(&mut it);

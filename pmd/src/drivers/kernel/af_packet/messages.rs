@@ -8,10 +8,9 @@ use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
 
-use super::socket::Socket;
+use super::socket::{Socket, vlan_tag};
 use crate::drivers::kernel::common::frame_buffers::{BUFFERS, FrameBuffers};
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 use wirepath_packet::drops::DropReason;
@@ -126,10 +125,9 @@ impl Messages {
             message.msg_hdr.msg_flags = 0;
             n += 1;
         }
-        self.received = (0, n);
         if is_short {
             // Other rooms may keep what is missing.
-            self.give_back();
+            self.rooms[n..].iter_mut().for_each(|room| room.buffers.clear());
         }
         self.received = (0, 0);
         if n == 0 {
@@ -187,15 +185,13 @@ fn tag_of(control: &[u8]) -> Option<Tag> {
         return None;
     }
     // `struct tpacket_auxdata`: status, length, snapped length, two offsets, TCI, TPID.
-    let status = word(MESSAGE)?;
-    let (tci, tpid) = (half(MESSAGE + 16)?, half(MESSAGE + 18)?);
-    let named = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-    let tpid = if named { EtherType(tpid) } else { EtherType::VLAN };
-    (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(Tag { tpid, tci })
+    vlan_tag(word(MESSAGE)?, half(MESSAGE + 16)?, half(MESSAGE + 18)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use wirepath_wire::EtherType;
+
     use super::*;
 
     fn control(status: u32, tci: u16, tpid: u16) -> Vec<u8> {

@@ -400,8 +400,9 @@ impl AfPacketDevice {
         let ring = SlotRing::new(socket, config.depth);
         if let Err(error) = &ring {
             let note = format!("each received frame costs a system call, because there is no receive ring: {error}");
-            notes.retain(|other| *other != note);
-            notes.push(note);
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
         }
         Ok(ReceiveRing::Slots(ring.ok()))
     }

@@ -2,11 +2,10 @@ use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
 
 use super::ring::{BLOCK, NUM_PKTS, Ring};
-use super::socket::Socket;
+use super::socket::{Socket, vlan_tag};
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr, VnetOffload};
 use crate::port::{RxDriver, bytes_of};
 use wirepath_packet::Batch;
@@ -63,10 +62,7 @@ fn frame_at(block: &[u8; BLOCK], offset: usize) -> Option<Frame<'_>> {
     let start = offset + usize::from(mac);
     let bytes = block.get(start..start + kept as usize)?;
     let header = block.get(start.checked_sub(vnet_hdr::HEADER)?..start)?.first_chunk()?;
-    let tag = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
-        let named = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-        Tag { tpid: if named { EtherType(half(36)) } else { EtherType::VLAN }, tci: word(32) as u16 }
-    });
+    let tag = vlan_tag(status, word(32) as u16, half(36));
     Some(Frame { bytes, header: VirtioNetHdr::read(header), tag, truncated: len != kept, next: next as usize })
 }
 
@@ -143,6 +139,8 @@ impl RxDriver for Receiver {
 
 #[cfg(test)]
 mod tests {
+    use wirepath_wire::EtherType;
+
     use super::*;
 
     fn block() -> Box<[u8; BLOCK]> {

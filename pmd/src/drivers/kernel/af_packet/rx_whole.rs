@@ -134,9 +134,9 @@ impl WholeReceiver {
     #[inline(always)]
     fn deliver_slot(&mut self, batch: &mut Batch) -> bool {
         let Source::Ring(ring) = &mut self.source else { return false };
-        let Some((frame, tag)) = ring.frame() else { return false };
+        let Some(frame) = ring.frame() else { return false };
         match frame {
-            SlotFrame::Whole(bytes, header) => {
+            SlotFrame::Whole(bytes, header, tag) => {
                 let Some(mut packet) = self.offload.pool().take() else {
                     // The frame waits in the ring, and the kernel counts those that it drops.
                     self.messages.give_back();
@@ -186,7 +186,7 @@ impl WholeReceiver {
     fn look(&mut self) {
         // Rooms that nobody needs now may be what other queues of the pool wait for.
         self.messages.give_back();
-        let dropped = self.socket.dropped();
+        let dropped = self.socket.statistics().drops;
         let new = dropped - self.looks.dropped;
         let (mut looks, mut drops) = self.looks.suspicious;
         match &self.source {

@@ -11,10 +11,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
 
-use super::socket::Socket;
+use super::socket::{Socket, vlan_tag};
 use crate::drivers::kernel::common::mapping::Mapping;
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 
@@ -36,8 +35,8 @@ pub(super) struct SlotRing {
 
 /// A frame in the ring.
 pub(super) enum SlotFrame<'a> {
-    /// The slot has the whole frame.
-    Whole(&'a [u8], VirtioNetHdr),
+    /// The slot has the whole frame, and its VLAN tag beside it.
+    Whole(&'a [u8], VirtioNetHdr, Option<Tag>),
     /// The socket has the frame, which has so many bytes.
     InSocket(usize),
     /// The socket had no room for the frame.
@@ -124,9 +123,9 @@ impl SlotRing {
         slots.take_while(|status| status.load(Ordering::Acquire) & BOTH == BOTH).count()
     }
 
-    /// Returns the frame of the current slot with its VLAN tag, if the kernel has filled the slot.
+    /// Returns the frame of the current slot, if the kernel has filled the slot.
     #[inline(always)]
-    pub(super) fn frame(&self) -> Option<(SlotFrame<'_>, Option<Tag>)> {
+    pub(super) fn frame(&self) -> Option<SlotFrame<'_>> {
         if !self.is_ready() {
             return None;
         }
@@ -145,31 +144,31 @@ impl SlotRing {
 
 /// Reads a slot. Each field is checked.
 #[inline(always)]
-fn read(slot: &[u8; SLOT]) -> (SlotFrame<'_>, Option<Tag>) {
+fn read(slot: &[u8; SLOT]) -> SlotFrame<'_> {
     let word = |at: usize| u32::from_ne_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
     let half = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
     let (status, len, kept, start) = (word(0), word(4), word(8), usize::from(half(12)));
-    let tag = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
-        let named = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-        Tag { tpid: if named { EtherType(half(26)) } else { EtherType::VLAN }, tci: half(24) }
-    });
     if status & libc::TP_STATUS_COPY != 0 {
-        return (SlotFrame::InSocket(len as usize), tag);
+        return SlotFrame::InSocket(len as usize);
     }
     if len != kept {
-        return (SlotFrame::Lost, tag);
+        return SlotFrame::Lost;
     }
     let header = start.checked_sub(vnet_hdr::HEADER).filter(|header| *header >= SLOT_HEADER);
     let header = header.and_then(|header| slot.get(header..start)?.first_chunk());
     let bytes = slot.get(start..).and_then(|bytes| bytes.get(..kept as usize));
     match (bytes, header) {
-        (Some(bytes), Some(header)) => (SlotFrame::Whole(bytes, VirtioNetHdr::read(header)), tag),
-        _ => (SlotFrame::Malformed, tag),
+        (Some(bytes), Some(header)) => {
+            SlotFrame::Whole(bytes, VirtioNetHdr::read(header), vlan_tag(status, half(24), half(26)))
+        }
+        _ => SlotFrame::Malformed,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use wirepath_wire::EtherType;
+
     use super::*;
 
     /// Returns a slot with a frame of `len` bytes, of which `kept` begin at `start`.
@@ -194,19 +193,18 @@ mod tests {
         ] {
             let mut slot = slot(libc::TP_STATUS_USER | status, 60, 60, 76);
             slot[76] = 0xab;
-            let (frame, tag) = read(&slot);
-            assert!(matches!(frame, SlotFrame::Whole([0xab, rest @ ..], _) if rest.len() == 59));
-            assert_eq!(tag, expected);
+            let SlotFrame::Whole([0xab, rest @ ..], _, tag) = read(&slot) else { panic!("no whole frame") };
+            assert_eq!((rest.len(), tag), (59, expected));
         }
         let status = libc::TP_STATUS_USER | libc::TP_STATUS_COPY;
-        assert!(matches!(read(&slot(status, 60_000, 1900, 76)).0, SlotFrame::InSocket(60_000)));
-        assert!(matches!(read(&slot(libc::TP_STATUS_USER, 60_000, 1900, 76)).0, SlotFrame::Lost));
+        assert!(matches!(read(&slot(status, 60_000, 1900, 76)), SlotFrame::InSocket(60_000)));
+        assert!(matches!(read(&slot(libc::TP_STATUS_USER, 60_000, 1900, 76)), SlotFrame::Lost));
     }
 
     #[test]
     fn malformed_slots_are_refused() {
-        let is_whole = |len: u32, start: u16| match read(&slot(libc::TP_STATUS_USER, len, len, start)).0 {
-            SlotFrame::Whole(bytes, _) => Some(bytes.len()),
+        let is_whole = |len: u32, start: u16| match read(&slot(libc::TP_STATUS_USER, len, len, start)) {
+            SlotFrame::Whole(bytes, ..) => Some(bytes.len()),
             _ => None,
         };
         assert_eq!(is_whole(60, 0), None, "no room for the header in front of the frame");

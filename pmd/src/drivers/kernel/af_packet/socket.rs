@@ -6,9 +6,12 @@
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use libc::{c_int, c_uint};
+use wirepath_wire::EtherType;
+use wirepath_wire::vlan::Tag;
 
 use crate::drivers::kernel::common::bpf::Program;
 
@@ -23,21 +26,22 @@ pub(super) enum Fanout {
     Queue,
 }
 
+/// Returns the VLAN tag that the kernel has taken out of a frame, by the status, the TCI and the TPID of the frame.
+#[inline(always)]
+pub(super) fn vlan_tag(status: u32, tci: u16, tpid: u16) -> Option<Tag> {
+    let is_named = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+    let tpid = if is_named { EtherType(tpid) } else { EtherType::VLAN };
+    (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(Tag { tpid, tci })
+}
+
 /// A raw packet socket. It receives nothing before [`Socket::bind`].
 #[derive(Debug)]
 pub(super) struct Socket {
     descriptor: OwnedFd,
-    totals: Totals,
+    /// Counts since the socket was made. Two threads read those of the kernel, which each read resets.
+    totals: Mutex<Statistics>,
     /// The receive ring was given up.
     is_without_ring: AtomicBool,
-}
-
-/// Counts since the socket was made. Two threads read the kernel's counters, which each read resets.
-#[derive(Debug, Default)]
-struct Totals {
-    packets: AtomicU64,
-    drops: AtomicU64,
-    freezes: AtomicU64,
 }
 
 /// `struct tpacket_stats_v3`. Reading it resets the kernel's counters.
@@ -79,7 +83,7 @@ impl Socket {
                 -1 => Err(io::Error::last_os_error()),
                 fd => {
                     let descriptor = OwnedFd::from_raw_fd(fd);
-                    Ok(Self { descriptor, totals: Totals::default(), is_without_ring: AtomicBool::new(false) })
+                    Ok(Self { descriptor, totals: Mutex::default(), is_without_ring: AtomicBool::new(false) })
                 }
             }
         }
@@ -213,17 +217,10 @@ impl Socket {
     pub(super) fn statistics(&self) -> Statistics {
         let read = self.getsockopt(libc::SOL_PACKET, libc::PACKET_STATISTICS);
         let read: KernelStatistics = read.unwrap_or_default();
-        let add = |total: &AtomicU64, more: c_uint| total.fetch_add(more.into(), Ordering::Relaxed) + u64::from(more);
-        Statistics {
-            packets: add(&self.totals.packets, read.packets),
-            drops: add(&self.totals.drops, read.drops),
-            freezes: add(&self.totals.freezes, read.freezes),
-        }
-    }
-
-    /// Returns the number of frames that the kernel has dropped since the socket was made.
-    pub(super) fn dropped(&self) -> u64 {
-        self.statistics().drops
+        let new = Statistics { packets: read.packets.into(), drops: read.drops.into(), freezes: read.freezes.into() };
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        *totals = totals.plus(new);
+        *totals
     }
 
     /// Removes the receive ring, which must not be mapped. Frames wait in the socket from then on.
