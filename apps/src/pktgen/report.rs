@@ -10,7 +10,7 @@ use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
 use serde_json::{Value, json};
 use wirepath::Failure;
 use wirepath::cli::Rate as Scaled;
-use wirepath_packet::counters::QueueStats;
+use wirepath_packet::drops::DropReason;
 
 use super::clock::Clock;
 use super::density::Density;
@@ -142,8 +142,8 @@ fn histogram_text(name: &str, histogram: &Histogram<u64>) -> String {
     text + &format!(", max {}\n", time(histogram.max() as f64))
 }
 
-pub(super) fn drops_json(stats: &QueueStats) -> Value {
-    stats.drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n))).collect::<serde_json::Map<_, _>>().into()
+pub(super) fn drops_json(drops: &[(DropReason, u64)]) -> Value {
+    drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n))).collect::<serde_json::Map<_, _>>().into()
 }
 
 impl TrialResult {
@@ -180,8 +180,8 @@ impl TrialResult {
                     "tx_packets": port.tx.packets,
                     "rx_packets": port.rx.packets,
                     "rx_injected_copies": port.rx.injected_copies,
-                    "tx_drops": drops_json(&port.tx),
-                    "rx_drops": drops_json(&port.rx),
+                    "tx_drops": drops_json(&port.tx.drops),
+                    "rx_drops": drops_json(&port.rx.drops),
                     "delivered": (port.role.sends && self.is_measured).then(|| delivered(port)),
                     "foreign": if self.is_measured { port.foreign } else { 0 },
                     "looped": port.looped,

@@ -108,7 +108,7 @@ impl Signature {
 
     /// Reads the end of a frame of any run: its `magic`, and its signature if the payload is intact.
     ///
-    /// Of frames with random bytes at the end, one in 2^32 passes for an intact one.
+    /// One in 2^32 frames with random bytes at the end passes for an intact one.
     pub fn read_any(frame: &[u8]) -> Option<(u16, Option<Self>)> {
         let (before, bytes) = frame.split_last_chunk::<LEN>()?;
         Some((u16::from_be_bytes([bytes[0], bytes[1]]), Self::decode(before, bytes)))

@@ -91,9 +91,8 @@ impl ReceiveResult {
             object.insert("foreign".into(), port.foreign.into());
             let sizes = CLASS_NAMES.iter().zip(port.sizes).map(|(name, n)| ((*name).to_owned(), json!(n)));
             object.insert("sizes".into(), sizes.collect::<Map<_, _>>().into());
-            object.insert("rx_drops".into(), drops_json(&port.rx));
-            let device_drops = port.device_drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n)));
-            object.insert("device_drops".into(), device_drops.collect::<Map<_, _>>().into());
+            object.insert("rx_drops".into(), drops_json(&port.rx.drops));
+            object.insert("device_drops".into(), drops_json(&port.device_drops));
             object.insert("rx_injected_copies".into(), port.rx.injected_copies.into());
             object.insert("link_downs".into(), port.link_downs.into());
             object.into()

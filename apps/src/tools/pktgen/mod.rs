@@ -180,7 +180,12 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     if let Some((path, file)) = hlog {
         result.write_hlog(file, start).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
     }
-    match result.failure {
+    end(result.failure, closed)
+}
+
+/// Returns the failure of a run whose result is printed. An error while the ports are closed is none, and is printed.
+fn end(failure: Option<String>, closed: Result<(), Failure>) -> Result<(), Failure> {
+    match failure {
         Some(why) => Err(Failure::failed(why)),
         None => {
             if let Err(error) = closed {

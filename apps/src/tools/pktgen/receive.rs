@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use wirepath::Config;
-use wirepath::cli::{self, Failure, Stop, print, print_error, print_json};
+use wirepath::cli::{self, Failure, Stop, print, print_json};
 
 use crate::pktgen::ports::{PortName, Role};
 use crate::pktgen::receive::{ReceiveLimit, ReceiveProgress, Receiver};
@@ -120,13 +120,5 @@ pub(super) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     } else {
         print(result.text())?;
     }
-    match result.failure {
-        Some(why) => Err(Failure::failed(why)),
-        None => {
-            if let Err(error) = closed {
-                print_error(&format!("{error}\n"));
-            }
-            Ok(())
-        }
-    }
+    super::end(result.failure, closed)
 }
