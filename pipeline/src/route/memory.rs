@@ -9,12 +9,14 @@ use std::fmt;
 use crate::epoch::Domain;
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
 use crate::zeroed_memory::{Zeroable, Zeroed};
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU16;
 
-/// Cells of one unit, in which blocks are measured: 16 bytes.
-pub(super) const UNIT_CELLS: usize = 4;
+/// Cells of one unit, in which blocks are measured: 8 bytes.
+pub(super) const UNIT_CELLS: usize = 2;
 
 /// Units of a cache line.
-const LINE_UNITS: u32 = 4;
+const LINE_UNITS: u32 = 8;
 
 /// Cells of one cache line.
 #[repr(C, align(64))]
@@ -50,8 +52,8 @@ impl Cells {
 
     /// Number of units.
     fn units(&self) -> u32 {
-        /// A published entry has 30 bits for a unit.
-        const MOST: u32 = (1 << 30) / LINE_UNITS;
+        /// A published entry has 31 bits for a unit.
+        const MOST: u32 = (1 << 31) / LINE_UNITS;
         u32::try_from(self.0.len()).map_or(MOST, |lines| lines.min(MOST)) * LINE_UNITS
     }
 
@@ -59,6 +61,24 @@ impl Cells {
     #[inline(always)]
     pub(super) fn cell(&self, index: usize) -> &AtomicU32 {
         &self.0[index / 16].0[index % 16]
+    }
+
+    /// Stores half a cell, whose index counts halves. Only the writer calls this.
+    pub(super) fn store_half(&self, half: usize, value: u16, order: Ordering) {
+        let cell = self.cell(half / 2);
+        #[cfg(not(loom))]
+        {
+            // SAFETY: a cell is two halves, and `half % 2` is one of them. All threads access the cells of halves
+            // only by halves while a block is published.
+            let half = unsafe { &*std::ptr::from_ref(cell).cast::<AtomicU16>().add(half % 2) };
+            half.store(value, order);
+        }
+        #[cfg(loom)]
+        {
+            let shift = half % 2 * 16;
+            let other = cell.load(Ordering::Relaxed) & !(0xffff << shift);
+            cell.store(other | u32::from(value) << shift, order);
+        }
     }
 
     /// Returns the array for readers.
@@ -84,16 +104,35 @@ impl<'a> Published<'a> {
         unsafe { &*self.0.as_ptr().cast::<AtomicU32>().add(index) }
     }
 
+    /// Returns half a cell, whose index counts halves.
+    ///
+    /// # Safety
+    /// `half` must be that of a run in a block that the writer allocated.
+    #[inline(always)]
+    pub(super) unsafe fn half(self, half: usize, order: Ordering) -> u16 {
+        #[cfg(not(loom))]
+        {
+            // SAFETY: the caller guarantees that the half is in the array. The cells of runs are written by halves.
+            unsafe { (*self.0.as_ptr().cast::<AtomicU16>().add(half)).load(order) }
+        }
+        #[cfg(loom)]
+        {
+            // SAFETY: the caller guarantees that the cell is in the array.
+            let cell = unsafe { self.cell(half / 2) };
+            (cell.load(order) >> (half % 2 * 16)) as u16
+        }
+    }
+
     /// Returns the first two cells of a block as one number, the first cell lowest.
     ///
     /// # Safety
-    /// `unit` must be that of a block which the writer allocated. No thread may write these cells at the same time.
+    /// `first` must be the first cell of a block which the writer allocated. No thread may write these cells at the
+    /// same time.
     #[inline(always)]
-    pub(super) unsafe fn pair(self, unit: u32) -> u64 {
-        let first = unit as usize * UNIT_CELLS;
+    pub(super) unsafe fn pair(self, first: usize) -> u64 {
         #[cfg(all(not(loom), target_endian = "little"))]
         {
-            // SAFETY: both cells are in the array, as the caller guarantees, and a unit is aligned to 16 bytes. The
+            // SAFETY: both cells are in the array, as the caller guarantees, and a unit is aligned to 8 bytes. The
             // writer has written them before it published the block, so this is no race of accesses of two sizes.
             unsafe { (*self.0.as_ptr().cast::<crate::sync::AtomicU64>().add(first / 2)).load(Ordering::Relaxed) }
         }
@@ -133,8 +172,7 @@ impl Drop for Retired {
 
 /// The writer's allocator of blocks.
 ///
-/// A block of up to 64 bytes lies in one cache line. Freed blocks are reused for blocks of the same size; they are not
-/// joined.
+/// A block of up to 64 bytes lies in one cache line. Freed blocks are reused, whole or in parts; they are not joined.
 pub(super) struct Allocator {
     /// First unit that was never used.
     next: u32,
@@ -152,16 +190,19 @@ pub(super) struct Allocator {
 }
 
 /// Sizes in units from which on free blocks are in a map.
-const LARGE: u32 = 41;
+const LARGE: u32 = 73;
 
 /// Units that are retired together.
-const RETIRE_UNITS: u32 = 4096;
+const RETIRE_UNITS: u32 = 8192;
 
-/// Returns the size of the block that holds `units`.
+/// The smallest block.
+const SMALLEST: u32 = 2;
+
+/// Returns the size of the block that holds `units`. The rest of a line can hold another block.
 pub(super) const fn rounded(units: u32) -> u32 {
     match units {
-        0..=1 => 1,
-        2 => 2,
+        0..=SMALLEST => SMALLEST,
+        3..=6 => units,
         _ => units.next_multiple_of(LINE_UNITS),
     }
 }
@@ -209,18 +250,28 @@ impl Allocator {
             return block;
         }
         self.take_returned();
-        if let Some(block) = self.free_list(units).pop() {
+        if let Some(block) = self.free_list(units).pop().or_else(|| self.split(units)) {
             return block;
         }
         let whole = units.next_multiple_of(LINE_UNITS);
         assert!(self.end - self.next >= whole, "the address space of the routing tables is exhausted");
         let block = self.next;
         self.next += whole;
-        // The rest of a line becomes blocks of the same size.
-        for rest in (block + units..block + whole).step_by(units as usize) {
-            self.free_list(units).push(rest);
+        if whole > units {
+            self.free_list(whole - units).push(block + units);
         }
         block
+    }
+
+    /// Takes a block from a larger free one in a line, if the rest can be a block too.
+    fn split(&mut self, units: u32) -> Option<u32> {
+        for larger in units + SMALLEST..=LINE_UNITS {
+            if let Some(block) = self.free_list(larger).pop() {
+                self.free_list(larger - units).push(block + units);
+                return Some(block);
+            }
+        }
+        None
     }
 
     fn take_returned(&mut self) {
@@ -275,5 +326,40 @@ impl fmt::Debug for Allocator {
 impl fmt::Debug for Cells {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} units", self.units())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Blocks that are in use never overlap, and those of up to a line lie in one. Freed blocks are used again.
+    #[test]
+    fn blocks_lie_apart_and_in_one_line() {
+        let cells = Cells::reserve(1 << 24);
+        let (mut allocator, mut random) = (Allocator::new(&cells), fastrand::Rng::with_seed(1));
+        let mut blocks: Vec<(u32, u32)> = vec![];
+        let mut owners = vec![false; 1 << 16];
+        for step in 0..50_000 {
+            // It grows to some thousand blocks, and then changes.
+            if random.u32(..100) < if step < 10_000 { 70 } else { 50 } {
+                let units = if random.u8(..10) == 0 { random.u32(1..=100) } else { random.u32(1..=8) };
+                let block = allocator.allocate(units);
+                let used = block as usize..(block + rounded(units)) as usize;
+                assert!(block >= LINE_UNITS, "the first line stays free");
+                assert!(owners[used.clone()].iter().all(|owner| !owner), "{used:?} has been given out twice");
+                let place = block % LINE_UNITS;
+                assert!(place + units <= LINE_UNITS || place == 0, "{units} units from unit {place} of a line on");
+                owners[used].fill(true);
+                blocks.push((block, units));
+            } else if !blocks.is_empty() {
+                let (block, units) = blocks.swap_remove(random.usize(..blocks.len()));
+                owners[block as usize..(block + rounded(units)) as usize].fill(false);
+                allocator.free(block, units);
+            }
+        }
+        let used: u32 = blocks.iter().map(|(_, units)| rounded(*units)).sum();
+        assert_eq!(allocator.bytes(), (used + LINE_UNITS) as usize * UNIT_CELLS * size_of::<u32>());
+        assert!(used * 2 > allocator.next, "{used} of {} units are in use", allocator.next);
     }
 }

@@ -25,8 +25,7 @@
 //! # Structure
 //! A table is a tree of blocks, each of which resolves six bits of the address (`tree.rs`). A block holds its runs of
 //! equal entries only, so most blocks fill one cache line or half of one. The memory of a table therefore grows with
-//! its routes. A *direct table* replaces the first 12, 18 or 24 bits of the tree for readers when there are many
-//! routes.
+//! its routes. A *direct table* replaces the first 12 or 18 bits of the tree for readers when there are many routes.
 //!
 //! # Why concurrent reads are consistent
 //! A change makes new blocks and publishes each with one store, or stores single entries in place. The longest match of
@@ -50,7 +49,7 @@ use crate::zeroed_memory::{Line, Pages, Zeroed};
 pub use group::{GroupMember, NextHopGroup};
 use memory::{Cells, Published, UNIT_CELLS};
 pub use prefix::{NetworkPrefix, PrefixError};
-use tree::{Direct, Forest, NONE, STRIDE, Tree, block_of, entry_mask, is_block, place_of, positions, unit_of};
+use tree::{Direct, EMPTY_BLOCK, Forest, NONE, STRIDE, Tree, block_of, half_of, is_block, is_long, long_of, positions};
 
 /// Result of a lookup that finds no route.
 pub const NO_ROUTE: u32 = u32::MAX;
@@ -61,13 +60,10 @@ pub const MAX_VALUE: u32 = (1 << 31) - 2;
 /// Number of VRFs.
 const VRFS: usize = if cfg!(loom) { 4 } else { 1 << 16 };
 
-/// Number of bits of the direct tables, and the number of routes from which on a table has it. They then take 128, 128
-/// and 256 bytes for each route. The last one is the first table of DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups
-/// in hardware at memory access speeds", 1998): one access to 64 MiB answers nearly all lookups of IPv4.
-const DIRECT_BITS: [(u32, usize); 4] = [(0, 0), (12, 128), (18, 8192), (24, WIDEST_FROM)];
-
-/// Number of routes from which on a table has a direct table of 24 bits.
-const WIDEST_FROM: usize = if cfg!(test) { 10_000 } else { 1 << 18 };
+/// Number of bits of the direct tables, and the number of routes from which on a table has it. They then take 128 bytes
+/// for each route. The last one fills the second-level cache of many processors. One block more answers nearly all
+/// lookups of IPv4.
+const DIRECT_BITS: [(u32, usize); 3] = [(0, 0), (12, 128), (18, 8192)];
 
 /// Limits of the routing tables.
 #[derive(Clone, Copy, Debug)]
@@ -142,38 +138,30 @@ pub struct RouteView<'g> {
     _guard: Guard<'g>,
 }
 
-/// Bits of an address that are not resolved yet, from the most significant one on.
-trait Address: Copy + Default {
+/// An address, from the most significant bit on.
+trait Address: Copy {
     /// Index in `RouteTables::direct`.
     const FAMILY: usize;
 
     /// Returns the index in a direct table of `bits` bits.
     fn index(self, bits: u32) -> usize;
 
-    fn skip(self, bits: u32) -> Self;
-
-    /// Returns the first six bits.
-    fn position(self) -> u32;
+    /// Returns a number whose lowest six bits are those of the address behind the first `bits`. Behind its end are
+    /// zeros.
+    fn position(self, bits: u32) -> u32;
 }
 
-/// An IPv4 address in the upper half.
-impl Address for u64 {
+impl Address for u32 {
     const FAMILY: usize = V4;
 
     #[inline(always)]
     fn index(self, bits: u32) -> usize {
-        // Two shifts, because a table may have 0 bits.
-        (self >> 1 >> (63 - bits)) as usize
+        (u64::from(self) >> (32 - bits)) as usize
     }
 
     #[inline(always)]
-    fn skip(self, bits: u32) -> Self {
-        self << bits
-    }
-
-    #[inline(always)]
-    fn position(self) -> u32 {
-        (self >> (64 - STRIDE)) as u32
+    fn position(self, bits: u32) -> u32 {
+        (u64::from(self) << 4 >> (30 - bits)) as u32
     }
 }
 
@@ -182,17 +170,13 @@ impl Address for u128 {
 
     #[inline(always)]
     fn index(self, bits: u32) -> usize {
-        ((self >> 64) as u64).index(bits)
+        // Two shifts, because a table may have 0 bits.
+        ((self >> 64) as u64 >> 1 >> (63 - bits)) as usize
     }
 
     #[inline(always)]
-    fn skip(self, bits: u32) -> Self {
-        self << bits
-    }
-
-    #[inline(always)]
-    fn position(self) -> u32 {
-        (self >> (128 - STRIDE)) as u32
+    fn position(self, bits: u32) -> u32 {
+        (self << bits >> (128 - STRIDE)) as u32
     }
 }
 
@@ -212,7 +196,7 @@ impl RouteView<'_> {
     /// Returns the value of the longest route to an IPv4 address in a VRF, or [`NO_ROUTE`].
     #[inline]
     pub fn lookup4(&self, vrf: u16, address: u32) -> u32 {
-        self.lookup(vrf, u64::from(address) << 32)
+        self.lookup(vrf, address)
     }
 
     /// Returns the value of the longest route to an IPv6 address in a VRF, or [`NO_ROUTE`].
@@ -227,8 +211,8 @@ impl RouteView<'_> {
     /// Panics if there are more than [`BATCH`] addresses, or if `values` has another length.
     #[inline]
     pub fn lookup4_batch(&self, vrf: u16, addresses: &[u32], values: &mut [u32]) {
-        let direct = self.direct::<u64>(vrf);
-        self.lookup_batch::<_, false>(|_| direct, |i| u64::from(addresses[i]) << 32, addresses.len(), values);
+        let direct = self.direct::<u32>(vrf);
+        self.lookup_batch::<_, false>(|_| direct, |i| addresses[i], addresses.len(), values);
     }
 
     /// Stores the result of [`Self::lookup6`] in one VRF for each address.
@@ -249,8 +233,8 @@ impl RouteView<'_> {
     pub fn lookup4_vrfs(&self, vrfs: &[u16], addresses: &[u32], values: &mut [u32]) {
         let count = addresses.len();
         let vrfs = &vrfs[..count];
-        let directs = self.directs::<u64>(vrfs);
-        self.lookup_batch::<_, true>(|i| directs[i % BATCH], |i| u64::from(addresses[i]) << 32, count, values);
+        let directs = self.directs::<u32>(vrfs);
+        self.lookup_batch::<_, true>(|i| directs[i % BATCH], |i| addresses[i], count, values);
     }
 
     /// Stores the result of [`Self::lookup6`] for each pair of VRF and address.
@@ -283,19 +267,20 @@ impl RouteView<'_> {
     fn lookup<A: Address>(&self, vrf: u16, address: A) -> u32 {
         let (cells, direct) = (self.tables.cells.published(), self.direct::<A>(vrf));
         let mut entry = load(cells, direct.base as usize * UNIT_CELLS + address.index(direct.bits));
-        let mut rest = address.skip(direct.bits);
+        let mut bits = direct.bits;
         while is_block(entry) {
-            entry = entry_in(cells, block_of(entry), rest.position());
-            rest = rest.skip(STRIDE);
+            entry = entry_in(cells, block_of(entry), address.position(bits));
+            bits += STRIDE;
         }
         decode(entry)
     }
 
     /// Looks up a batch. Each level of the trees is a pass over all addresses, so that the cache misses overlap. A pass
-    /// prefetches the blocks of the next one. No step of a pass depends on a branch that the addresses decide.
+    /// prefetches the blocks of the next one. With `PREFETCH`, the addresses have several direct tables, whose entries
+    /// are prefetched too.
     ///
-    /// With one direct table, the first pass has few instructions for each address, so the processor overlaps the loads
-    /// of many. Prefetches would only add to them. Several tables need more instructions, and prefetches.
+    /// The first two passes handle all addresses. With many routes, most entries of a direct table lead to blocks, and
+    /// few entries of these lead to others.
     #[inline(always)]
     fn lookup_batch<A: Address, const PREFETCH: bool>(
         &self,
@@ -313,22 +298,23 @@ impl RouteView<'_> {
         if PREFETCH {
             (0..count).for_each(|i| cells.prefetch(cell(i)));
         }
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = load(cells, cell(i));
+            prefetch_block(cells, *value);
+        }
         // Addresses that are not resolved yet: their entries are blocks.
         let mut open = 0u64;
         for (i, value) in values.iter_mut().enumerate() {
-            *value = load(cells, cell(i));
+            let block = if is_block(*value) { block_of(*value) } else { EMPTY_BLOCK };
+            let below = entry_in(cells, block, address(i).position(direct(i).bits));
+            *value = if is_block(*value) { below } else { *value };
             open |= u64::from(is_block(*value)) << i;
-            if PREFETCH {
-                prefetch_block(cells, *value);
-            }
+            prefetch_block(cells, *value);
         }
-        if !PREFETCH {
-            positions(open).for_each(|i| prefetch_block(cells, values[i]));
-        }
-        let mut level = 0;
+        let mut level = 1;
         while open != 0 {
             for i in positions(std::mem::take(&mut open)) {
-                let position = address(i).skip(direct(i).bits + level * STRIDE).position();
+                let position = address(i).position(direct(i).bits + level * STRIDE);
                 values[i] = entry_in(cells, block_of(values[i]), position);
                 prefetch_block(cells, values[i]);
                 open |= u64::from(is_block(values[i])) << i;
@@ -351,17 +337,18 @@ fn load(cells: Published<'_>, cell: usize) -> u32 {
 #[inline(always)]
 fn entry_in(cells: Published<'_>, block: u32, position: u32) -> u32 {
     // SAFETY: all callers take the block from a published entry. The bitmap does not change after that.
-    let bitmap = unsafe { cells.pair(unit_of(block)) };
+    let bitmap = unsafe { cells.pair(block as usize) };
     // The bit of position 0 is always set, so the count is at least 1.
-    let run = (bitmap << (63 - position)).count_ones() - 1;
-    let (cell, shift) = place_of(block, run);
-    load(cells, unit_of(block) as usize * UNIT_CELLS + cell as usize) >> shift & entry_mask(block)
+    let run = bitmap.wrapping_shl(!position).count_ones() - 1;
+    // SAFETY: the block has a half cell for each run.
+    let half = unsafe { cells.half(half_of(block, run), Ordering::Acquire) };
+    if is_long(half) { load(cells, (block + long_of(half)) as usize) } else { half.into() }
 }
 
 /// Prefetches the block of an entry, if it is one.
 #[inline(always)]
 fn prefetch_block(cells: Published<'_>, entry: u32) {
-    cells.prefetch(if is_block(entry) { unit_of(block_of(entry)) as usize * UNIT_CELLS } else { 0 });
+    cells.prefetch(if is_block(entry) { entry as usize } else { 0 });
 }
 
 const _: () = assert!(BATCH == u64::BITS as usize);

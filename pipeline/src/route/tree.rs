@@ -24,38 +24,40 @@ pub(super) const fn is_block(entry: u32) -> bool {
     entry & 1 != 0
 }
 
-/// Returns the block that an entry points to: its first unit in the upper bits, and whether it is narrow in bit 0.
+/// Returns the block that an entry points to, by its first cell.
 #[inline(always)]
 pub(super) const fn block_of(entry: u32) -> u32 {
-    entry >> 1
+    entry & !1
 }
 
-/// Returns the first unit of a block.
+/// Returns the index of the half cell that holds a run of a block.
 #[inline(always)]
-pub(super) const fn unit_of(block: u32) -> u32 {
-    block >> 1
+pub(super) const fn half_of(block: u32, run: u32) -> usize {
+    block as usize * 2 + 4 + run as usize
 }
 
-/// Returns the cell of a run in its block, and the number of bits in front of its entry there.
+/// Returns whether a half cell leads to a whole cell of its block.
 #[inline(always)]
-pub(super) const fn place_of(block: u32, run: u32) -> (u32, u32) {
-    let narrow = block & 1;
-    (2 + (run >> narrow), (run & narrow) * 16)
+pub(super) const fn is_long(half: u16) -> bool {
+    half & 1 != 0
 }
 
-/// Returns the bits of an entry in its cell.
+/// Returns the cell in its block that a half cell leads to.
 #[inline(always)]
-pub(super) const fn entry_mask(block: u32) -> u32 {
-    u32::MAX >> ((block & 1) * 16)
+pub(super) const fn long_of(half: u16) -> u32 {
+    half as u32 >> 1
 }
 
-/// Returns the number of cells of the runs of a block.
-const fn run_cells(runs: u32, narrow: bool) -> u32 {
-    if narrow { runs.div_ceil(2) } else { runs }
+/// Returns whether an entry fits in a half cell.
+const fn is_short(entry: u32) -> bool {
+    !is_block(entry) && entry <= u16::MAX as u32
 }
+
+/// A block whose entries are all [`NONE`]. It lies in the first line, which the allocator leaves alone.
+pub(super) const EMPTY_BLOCK: u32 = 2;
 
 const fn pointer(block: u32) -> u32 {
-    block << 1 | 1
+    block | 1
 }
 
 /// Returns the six bits of an address from bit `level * 6` on.
@@ -63,9 +65,14 @@ const fn position(bits: u128, level: usize) -> u32 {
     (bits << (level as u32 * STRIDE) >> (128 - STRIDE)) as u32
 }
 
-/// Number of units of a block with `runs` runs.
-const fn block_units(runs: u32, narrow: bool) -> u32 {
-    (run_cells(runs, narrow) + 3).div_ceil(UNIT_CELLS as u32)
+/// Returns the cell of the record of a block with `runs` runs. The long entries follow it.
+const fn record_cell_of(runs: u32) -> u32 {
+    2 + runs.div_ceil(2)
+}
+
+/// Number of units of a block with `runs` runs, of which `long` have long entries.
+const fn block_units(runs: u32, long: u32) -> u32 {
+    (record_cell_of(runs) + 1 + long).div_ceil(UNIT_CELLS as u32)
 }
 
 /// Number of units of a record with `routes` routes.
@@ -116,10 +123,11 @@ impl Direct {
 
 /// Memory of all trees, and the operations on it.
 ///
-/// A **block** resolves six bits of the address to 64 entries. Equal neighbours are one *run*. The block holds a
-/// bitmap of the positions at which a run begins, the entry of each run, and the index of its record. A *narrow* block
-/// has only values below 32767 and holds them in 16 bits each, so that most blocks take half a cache line. Readers see
-/// blocks. An entry is [`NONE`], a value plus one in the upper 31 bits, or the index of a block with bit 0 set.
+/// A **block** resolves six bits of the address to 64 entries. Equal neighbours are one *run*. The block begins with a
+/// bitmap of the positions at which a run begins. Half a cell for each run, the index of its record and long entries
+/// follow. The half cell holds the entry of its run if that is [`NONE`] or a value below 32767. Otherwise it has bit 0
+/// set, and the cell of the long entry in the upper bits. Most blocks fill half a cache line. Readers see blocks. An
+/// entry is [`NONE`], a value plus one in the upper 31 bits, or the first cell of a block with bit 0 set.
 ///
 /// A **record** holds the routes that end in a block: a bitmap of 128 bits, and values in the order
 /// of the bits. Each node of a binary tree of six levels has a bit. The key of a node is 1 for the root, and `2k` and
@@ -135,37 +143,50 @@ pub(super) struct Forest {
 impl Forest {
     pub(super) fn new(blocks: Arc<Cells>, records: Cells) -> Self {
         let (block_memory, record_memory) = (Allocator::new(&blocks), Allocator::new(&records));
+        blocks.cell(EMPTY_BLOCK as usize).store(1, Ordering::Relaxed);
         Self { blocks, block_memory, records, record_memory }
     }
 
     // Blocks.
 
     fn cell(&self, block: u32, cell: u32) -> &AtomicU32 {
-        self.blocks.cell(unit_of(block) as usize * UNIT_CELLS + cell as usize)
+        self.blocks.cell((block + cell) as usize)
     }
 
     fn bitmap(&self, block: u32) -> u64 {
         // SAFETY: this thread allocated the block, and only this thread writes.
-        unsafe { self.blocks.published().pair(unit_of(block)) }
+        unsafe { self.blocks.published().pair(block as usize) }
     }
 
     fn runs(&self, block: u32) -> u32 {
         self.bitmap(block).count_ones()
     }
 
-    /// Returns the entry of a run.
-    fn load(&self, block: u32, run: u32) -> u32 {
-        let (cell, shift) = place_of(block, run);
-        self.cell(block, cell).load(Ordering::Relaxed) >> shift & entry_mask(block)
+    fn half(&self, block: u32, run: u32) -> u16 {
+        // SAFETY: this thread allocated the block.
+        unsafe { self.blocks.published().half(half_of(block, run), Ordering::Relaxed) }
     }
 
-    /// Release: a reader that sees the entry sees the content of the block that it points to. No other thread writes,
-    /// so the other entry of a narrow cell stays.
+    /// Number of long entries.
+    fn long_entries(&self, block: u32) -> u32 {
+        (0..self.runs(block)).map(|run| u32::from(is_long(self.half(block, run)))).sum()
+    }
+
+    /// Returns the entry of a run.
+    fn load(&self, block: u32, run: u32) -> u32 {
+        match self.half(block, run) {
+            half if is_long(half) => self.cell(block, long_of(half)).load(Ordering::Relaxed),
+            half => half.into(),
+        }
+    }
+
+    /// Stores an entry that is long if the old one is. Release: a reader that sees the entry sees the content of the
+    /// block that it points to.
     fn store(&self, block: u32, run: u32, entry: u32) {
-        let ((cell, shift), mask) = (place_of(block, run), entry_mask(block));
-        let cell = self.cell(block, cell);
-        let others = cell.load(Ordering::Relaxed) & !(mask << shift);
-        cell.store(others | entry << shift, Ordering::Release);
+        match self.half(block, run) {
+            half if is_long(half) => self.cell(block, long_of(half)).store(entry, Ordering::Release),
+            _ => self.blocks.store_half(half_of(block, run), entry as u16, Ordering::Release),
+        }
     }
 
     /// Returns the run that contains a position.
@@ -178,7 +199,7 @@ impl Forest {
     }
 
     fn record_of(&self, block: u32) -> &AtomicU32 {
-        self.cell(block, 2 + run_cells(self.runs(block), is_narrow(block)))
+        self.cell(block, record_cell_of(self.runs(block)))
     }
 
     fn record(&self, block: u32) -> u32 {
@@ -201,29 +222,39 @@ impl Forest {
     }
 
     fn create(&mut self, tree: &mut Tree, entries: &[u32; 64], bitmap: u64, record: u32) -> u32 {
-        let narrow = fits_narrow(entries);
-        let units = block_units(bitmap.count_ones(), narrow);
-        let block = self.block_memory.allocate(units) << 1 | u32::from(narrow);
+        let runs = bitmap.count_ones();
+        let long = positions(bitmap).map(|position| u32::from(!is_short(entries[position]))).sum();
+        let units = block_units(runs, long);
+        let block = self.block_memory.allocate(units) * UNIT_CELLS as u32;
         tree.units += super::memory::rounded(units) as usize;
         self.cell(block, 0).store(bitmap as u32, Ordering::Relaxed);
         self.cell(block, 1).store((bitmap >> 32) as u32, Ordering::Relaxed);
+        let mut next_long = record_cell_of(runs) + 1;
         for (run, position) in (0..).zip(positions(bitmap)) {
-            self.store(block, run, entries[position]);
+            let entry = entries[position];
+            let half = if is_short(entry) { entry } else { next_long << 1 | 1 };
+            self.blocks.store_half(half_of(block, run), half as u16, Ordering::Relaxed);
+            if !is_short(entry) {
+                self.cell(block, next_long).store(entry, Ordering::Release);
+                next_long += 1;
+            }
         }
         self.set_record(block, record);
         block
     }
 
     fn retire(&mut self, tree: &mut Tree, block: u32) {
-        let units = block_units(self.runs(block), is_narrow(block));
+        let units = block_units(self.runs(block), self.long_entries(block));
         tree.units -= super::memory::rounded(units) as usize;
-        self.block_memory.retire(unit_of(block), units);
+        self.block_memory.retire(block / UNIT_CELLS as u32, units);
     }
 
-    /// Gives a block new entries: in place if its runs are the same, else in a new block.
+    /// Gives a block new entries: in place if its runs and its long entries are the same, else in a new block.
     fn rebuild(&mut self, tree: &mut Tree, block: u32, entries: &[u32; 64]) -> u32 {
         let (old, new) = (self.bitmap(block), runs(entries));
-        if old == new && (!is_narrow(block) || fits_narrow(entries)) {
+        let is_same_form =
+            |(run, position): (u32, usize)| is_long(self.half(block, run)) != is_short(entries[position]);
+        if old == new && (0..).zip(positions(new)).all(is_same_form) {
             for (run, position) in (0..).zip(positions(new)) {
                 if self.load(block, run) != entries[position] {
                     self.store(block, run, entries[position]);
@@ -561,16 +592,6 @@ const fn range(key: u32) -> u64 {
     let width = key.leading_zeros() - (31 - STRIDE);
     let first = (key << width) & 63;
     (u64::MAX >> (64 - (1 << width))) << first
-}
-
-const fn is_narrow(block: u32) -> bool {
-    block & 1 != 0
-}
-
-/// Returns whether a narrow block can hold entries.
-fn fits_narrow(entries: &[u32; 64]) -> bool {
-    // No entry is a block, and none exceeds 16 bits.
-    entries.iter().fold(0, |all, entry| all | entry) & 0xffff_0001 == 0
 }
 
 /// Returns the positions at which a run begins.
