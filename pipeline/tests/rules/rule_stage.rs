@@ -4,7 +4,8 @@ use wirepath_flow::Rule;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
-use wirepath_packet::{Batch, Pool};
+use wirepath_packet::superframe::Cutter;
+use wirepath_packet::{Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::{
     ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleStage, RuleTableError, priority_order,
@@ -105,6 +106,20 @@ impl<S: Stage + 'static> Bench<S> {
         frames: &[Vec<u8>],
         mss: impl Fn(usize) -> Option<u16>,
     ) -> Vec<(u16, Vec<u8>)> {
+        let sent = self.process_superframes(port, frames, mss);
+        let bytes = |packet: &Packet| packet.segments().flatten().copied().collect();
+        let mut out: Vec<_> = sent.iter().map(|it| (it.out_port().unwrap().number(), bytes(it))).collect();
+        out.sort_by_key(|(port, _)| *port);
+        out
+    }
+
+    /// Does the same, and returns the sent packets in order.
+    fn process_superframes(
+        &mut self,
+        port: u16,
+        frames: &[Vec<u8>],
+        mss: impl Fn(usize) -> Option<u16>,
+    ) -> Vec<Packet> {
         let mut batch = Batch::new();
         for (i, frame) in frames.iter().enumerate() {
             let mut packet = self.pool.take().unwrap();
@@ -118,12 +133,7 @@ impl<S: Stage + 'static> Bench<S> {
         }
         self.stepped.process(Some(PortId::new(port)), &mut batch);
         self.stepped.control(&mut Kernel);
-        let mut out = Vec::new();
-        while let Some(packet) = self.stepped.next_sent() {
-            out.push((packet.out_port().unwrap().number(), packet.segments().flatten().copied().collect()));
-        }
-        out.sort_by_key(|(port, _)| *port);
-        out
+        std::iter::from_fn(|| self.stepped.next_sent()).collect()
     }
 
     fn dropped(&self, reason: DropReason) -> u64 {
@@ -179,6 +189,80 @@ fn superframes_are_cut_before_their_udp_port_changes() {
                 assert_eq!(end, frame.len(), "{direction} {port}");
             }
             assert_eq!(bench.counts(), [first as u64 + second as u64]);
+        }
+    }
+}
+
+/// Returns the sum of big-endian words in one's complement (RFC 1071).
+fn sum(bytes: &[u8]) -> u32 {
+    let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+    bytes.chunks(2).map(word).fold(0, |sum, word| (sum + word) % 0xffff)
+}
+
+/// Returns an IPv4 packet of TCP or UDP from port 6 to 53, whose checksum is that of its pseudo header.
+fn unfinished(protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let (header, at) = if protocol == 6 { (20, 50) } else { (8, 40) };
+    let len = header + payload.len() as u16;
+    let mut frame = datagram(1, 2, 6, 53);
+    frame.truncate(38);
+    frame[16..18].copy_from_slice(&(20 + len).to_be_bytes());
+    frame[23] = protocol;
+    match protocol {
+        6 => frame.extend([0, 0, 0, 0, 0, 0, 0, 9, 0x50, 0x10, 0x20, 0, 0, 0, 0, 0]),
+        _ => frame.extend([len.to_be_bytes(), [0, 0]].concat()),
+    }
+    let pseudo = (sum(&frame[26..34]) + u32::from(protocol) + u32::from(len)) % 0xffff;
+    frame[at..at + 2].copy_from_slice(&(pseudo as u16).to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Both rules meet the whole superframe or its frames, and each frame has the mark of the first and the port of the
+/// second.
+#[test]
+fn frames_of_superframes_have_the_mark_and_the_new_port() {
+    const SIZE: u16 = 7;
+    let payload: Vec<u8> = (1..=50).collect();
+    let other = datagram(1, 3, 5, 55);
+    let rules = |l4: &str, port: u16| {
+        [
+            vec![format!("ingress prio 1: ipv4 / {l4} src 6 => mark 3, set {l4} dst {port}")],
+            vec![format!("ingress prio 1: ipv4 / {l4} src 6 => set {l4} dst {port}, mark 3")],
+            vec![
+                format!("ingress prio 1: ipv4 / {l4} src 6 => mark 3"),
+                format!("egress prio 1: meta mark 3 / ipv4 / {l4} => set {l4} dst {port}"),
+            ],
+        ]
+    };
+    // Only UDP to the port of a tunnel is cut by the stage. The test cuts the others as a port does.
+    for (l4, protocol, port, sent) in [("udp", 17, 4789, 9), ("udp", 17, 99, 2), ("tcp", 6, 4789, 2)] {
+        for rules in rules(l4, port) {
+            let mut bench = bench(KernelPunt::No("paper"));
+            bench.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
+            let frames = [unfinished(protocol, &payload), other.clone()];
+            let mut out = bench.process_superframes(0, &frames, |i| [Some(SIZE), None][i]);
+            assert_eq!(out.len(), sent, "{rules:?}");
+            let last = out.pop().unwrap();
+            assert_eq!((last.mark(), last.data()), (None, &other[..]), "{rules:?}");
+            if out.len() == 1 {
+                let mut cutter = Cutter::new(out.remove(0), None).unwrap();
+                out.extend(std::iter::from_fn(|| cutter.next_frame(&bench.pool)).map(Result::unwrap));
+            }
+            let start = if protocol == 6 { 54 } else { 42 };
+            let parts: Vec<&[u8]> = out.iter().map(|it| &it.data()[start..]).collect();
+            assert_eq!(parts, payload.chunks(SIZE.into()).collect::<Vec<_>>(), "{rules:?}");
+            for (n, packet) in (0..).zip(&out) {
+                let frame = packet.data();
+                assert_eq!((packet.mark(), &frame[34..38]), (Some(3), &[0, 6, port.to_be_bytes()[0], port as u8][..]));
+                assert!(!packet.flags().intersects(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM)), "{rules:?}");
+                let len = (frame.len() - 34) as u32;
+                assert_eq!(u32::from(frame[16]) << 8 | u32::from(frame[17]), 20 + len, "{rules:?}");
+                assert_eq!(sum(&frame[14..34]), 0, "{rules:?}");
+                assert_eq!((sum(&frame[26..]) + u32::from(protocol) + len) % 0xffff, 0, "{rules:?}, frame {n}");
+                if protocol == 6 {
+                    assert_eq!(frame[38..42], (u32::from(SIZE) * n).to_be_bytes(), "{rules:?}");
+                }
+            }
         }
     }
 }
