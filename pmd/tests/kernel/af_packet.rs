@@ -1,8 +1,10 @@
-// UNSAFETY: sets a UDP socket option and makes a TAP device, for which no safe crate is available.
+// UNSAFETY: sets a UDP socket option and makes a TAP device, for which no safe crate is available. Stands in for a
+// function of the C library.
 #![allow(unsafe_code)]
 
 //! `af_packet` on a real kernel: superframes, tunnels, VLAN tags and exclusive use.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::net::UdpSocket;
@@ -212,6 +214,83 @@ fn a_refused_superframe_is_cut_and_others_stay_whole() {
     let (got, _) = collect_frames(&mut from, &mut to, pool, tunnel.len());
     assert_eq!(got.len(), tunnel.len());
     assert_eq!(from.port.tx_statistics()[0].drops, []);
+    from.port.stop(from.rx, from.tx).unwrap();
+    to.port.stop(to.rx, to.tx).unwrap();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+thread_local! {
+    /// True in a thread whose kernel takes no UDP superframes, as one before Linux 6.2.
+    static REFUSES_UDP: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Stands in for sendmmsg(2) of the C library in this program, because of [`REFUSES_UDP`].
+///
+/// # Safety
+///
+/// The arguments are those of the system call, and each message begins with a virtio header.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(
+    socket: libc::c_int,
+    messages: *mut libc::mmsghdr,
+    count: libc::c_uint,
+    flags: libc::c_int,
+) -> libc::c_int {
+    /// Kind of a UDP superframe (`VIRTIO_NET_HDR_GSO_UDP_L4`).
+    const GSO_UDP_L4: u8 = 5;
+    let is_refused = |n: &libc::c_uint| {
+        // SAFETY: the caller passes `count` messages, whose first segments have the ten bytes of a virtio header.
+        let kind = unsafe { (*(*messages.add(*n as usize)).msg_hdr.msg_iov).iov_base.cast::<u8>().add(1).read() };
+        kind == GSO_UDP_L4
+    };
+    let first = if REFUSES_UDP.get() { (0..count).find(is_refused) } else { None };
+    if first == Some(0) {
+        // SAFETY: the address is that of this thread's error number.
+        unsafe { *libc::__errno_location() = libc::EINVAL };
+        return -1;
+    }
+    // SAFETY: the arguments are those of the caller, with as many messages or fewer.
+    unsafe { libc::syscall(libc::SYS_sendmmsg, socket, messages, first.unwrap_or(count), flags) as libc::c_int }
+}
+
+/// A kernel before Linux 6.2 refuses the first UDP superframe. It leaves in its datagrams, like those behind it, and
+/// superframes of TCP stay whole.
+#[test]
+fn a_refused_superframe_of_udp_leaves_in_datagrams() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
+    let mut streams: Vec<Vec<Vec<u8>>> = streams().chunks(FRAMES).take(4).map(<[_]>::to_vec).collect();
+    // TCP over IPv4, UDP over IPv4, TCP over IPv6, UDP over IPv6, and a frame in between that nobody joins.
+    streams.swap(1, 2);
+    let single = [&[2, 0, 0, 0, 0, 2][..], &SENDER, &[0x88, 0xb5], &[9; 46]].concat();
+    streams.insert(2, vec![single]);
+    let expected = streams.concat();
+    let Pair { dut, peer, pool, .. } = &Pair::new("oldkernel", 1500, 1);
+    let start = || common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", pool).unwrap();
+    let (mut from, mut to) = (dut.inside(start), peer.inside(start));
+    from.port.segment_superframes();
+    REFUSES_UDP.set(true);
+    for (calls, cut) in [(2, 2), (1, 4)] {
+        let mut batch = Batch::new();
+        for frames in &streams {
+            let mut joined: Batch = frames.iter().map(|frame| packet(pool, frame)).collect();
+            Gro::new().join(&mut joined, 0);
+            assert_eq!(joined.len(), 1);
+            joined.drain_front(1, |packet| assert!(batch.push(packet).is_ok()));
+        }
+        for _ in 0..calls {
+            assert!(!batch.is_empty());
+            from.tx[0].transmit(&mut batch);
+        }
+        assert!(batch.is_empty());
+        let (got, whole) = collect_frames(&mut from, &mut to, pool, expected.len());
+        for (n, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert!(got == expected, "frame {n}:\n{got:02x?}\n{expected:02x?}");
+        }
+        let sent = &from.port.tx_statistics()[0];
+        assert_eq!((got.len(), whole), (expected.len(), 2), "those of TCP");
+        assert_eq!((sent.segmented, &sent.drops[..]), (cut, &[][..]), "those of UDP");
+    }
+    REFUSES_UDP.set(false);
     from.port.stop(from.rx, from.tx).unwrap();
     to.port.stop(to.rx, to.tx).unwrap();
     assert_eq!(pool.outstanding(), 0);
