@@ -49,20 +49,20 @@ struct Cell {
 
 /// An IP version inside the tunnel.
 #[derive(Clone, Copy)]
-struct Inner {
-    name: &'static str,
+pub(crate) struct Inner {
+    pub(crate) name: &'static str,
     /// Addresses of the host and of the guest, without and with the length of their prefix.
-    host: [&'static str; 2],
-    guest: [&'static str; 2],
+    pub(crate) host: [&'static str; 2],
+    pub(crate) guest: [&'static str; 2],
     /// Bytes of the Ethernet, IP and UDP headers.
-    headers: usize,
+    pub(crate) headers: usize,
 }
 
 const IPV4: Inner =
     Inner { name: "IPv4", host: ["10.1.0.1", "10.1.0.1/24"], guest: ["10.1.0.101", "10.1.0.101/24"], headers: 42 };
 const IPV6: Inner =
     Inner { name: "IPv6", host: ["fd00:1::1", "fd00:1::1/64"], guest: ["fd00:1::65", "fd00:1::65/64"], headers: 62 };
-const BOTH: &[Inner] = &[IPV4, IPV6];
+pub(crate) const BOTH: &[Inner] = &[IPV4, IPV6];
 /// Both versions over a layer-3 tunnel, whose ends are in other networks.
 const ROUTED: &[Inner] = &[
     Inner { guest: ["10.2.0.101", "10.2.0.101/24"], ..IPV4 },
@@ -471,7 +471,7 @@ impl Srv6 {
 }
 
 impl Inner {
-    fn is_ipv6(&self) -> bool {
+    pub(crate) fn is_ipv6(&self) -> bool {
         self.name == IPV6.name
     }
 }
@@ -488,13 +488,13 @@ const WINDOW: usize = 72 * 1024;
 const LEAST: usize = 2560;
 /// Bytes of the shortest and of the longest frame, without frame check sequence. The links of emulated NICs have an
 /// MTU of 9000.
-const SHORTEST: usize = 64;
-const LONGEST: usize = 9000;
+pub(crate) const SHORTEST: usize = 64;
+pub(crate) const LONGEST: usize = 9000;
 const LONGEST_EMULATED: usize = 8800;
 /// Bytes of the longest frame on links with Ethernet's usual MTU.
 const ETHERNET: usize = 1514;
 /// Bytes of the underlay's MTU for tunnel headers.
-const TUNNEL: usize = 200;
+pub(crate) const TUNNEL: usize = 200;
 /// Bytes of TCP in each direction.
 const TCP_BYTES: usize = 1 << 20;
 /// Bytes of TCP in each direction as superframes.
@@ -676,7 +676,8 @@ impl Peer {
         self.guest.sh("until cat /proc/net/udp /proc/net/udp6 | grep -q ':0007 '; do sleep 0.05; done");
         let echo_port = self.world.hosts[0].inside(|| UdpSocket::bind((inner.host[0], 0)).expect("bind"));
         echo_port.connect((inner.guest[0], 7)).expect("an address");
-        let result = echo_all(&echo_port, None, inner, SAMPLE, self.longest);
+        let lengths = |number| length(number, inner.headers, self.longest);
+        let result = echo_all(&echo_port, None, inner, SAMPLE, lengths);
         result.unwrap_or_else(|why| self.fail(&why));
         self.guest.sh("kill $(pidof socat)");
         // A signal has ended it.
@@ -686,18 +687,8 @@ impl Peer {
     /// Sends echo requests to the guest's kernel and compares what returns.
     fn ping(&mut self, inner: &Inner) -> u16 {
         let host = &self.world.hosts[0];
-        // Every group may have sockets for echo requests.
-        host.sysctl("net.ipv4.ping_group_range", "0 2147483647");
-        let (family, protocol, request, reply) = if inner.is_ipv6() {
-            (AddressFamily::INET6, ipproto::ICMPV6, 128, 129)
-        } else {
-            (AddressFamily::INET, ipproto::ICMP, 8, 0)
-        };
-        let socket = host.inside(|| rustix::net::socket(family, SocketType::DGRAM, Some(protocol)).expect("a socket"));
-        let socket = UdpSocket::from(socket);
-        socket.connect((inner.guest[0], 0)).expect("an address");
         let count = if self.world.variant.driver == "af_packet" { REQUESTS } else { REQUESTS / 10 };
-        let result = echo_all(&socket, Some([request, reply]), inner, count, self.longest);
+        let result = ping_all(host, inner, count, |number| length(number, inner.headers, self.longest));
         result.unwrap_or_else(|why| self.fail(&why));
         count
     }
@@ -816,8 +807,8 @@ fn length(number: u16, headers: usize, longest: usize) -> usize {
 }
 
 /// Content of a datagram: its number and random bytes.
-fn content(number: u16, headers: usize, longest: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length(number, headers, longest)];
+fn content(number: u16, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
     fastrand::Rng::with_seed(number.into()).fill(&mut bytes);
     bytes[..2].copy_from_slice(&number.to_be_bytes());
     bytes
@@ -832,23 +823,24 @@ const MAX_RESENT: usize = 96;
 /// Sends messages to a destination that echoes them. Each returns unchanged. An error names those that do not return.
 ///
 /// `types` are those of an echo request and its reply if the socket is one of ICMP, and `None` for UDP. The headers of
-/// both protocols have the same length. The kernel fills the other fields of ICMP.
+/// both protocols have the same length. The kernel fills the other fields of ICMP. `length` returns the bytes of the
+/// content of each number.
 fn echo_all(
     socket: &UdpSocket,
     types: Option<[u8; 2]>,
     inner: &Inner,
     count: u16,
-    longest: usize,
+    length: impl Fn(u16) -> usize,
 ) -> Result<(), String> {
     let header = types.map_or_else(Vec::new, |[request, _]| vec![request, 0, 0, 0, 0, 0, 0, 0]);
     socket.set_read_timeout(Some(LATE)).expect("a timeout");
     // Each datagram can occupy several times its length.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, BUFFER).expect("a buffer");
     let send = |number| {
-        let message = [header.clone(), content(number, inner.headers, longest)].concat();
+        let message = [header.clone(), content(number, length(number))].concat();
         assert_eq!(socket.send(&message).expect("sent"), message.len());
     };
-    let room = |number| length(number, inner.headers, longest).max(LEAST);
+    let room = |number| length(number).max(LEAST);
     let (mut next, mut open, mut buffer) = (0, BTreeSet::new(), vec![0; 65_536]);
     let (mut resent, mut progress) = (Vec::new(), Instant::now());
     loop {
@@ -865,8 +857,8 @@ fn echo_all(
             }
             return Ok(());
         }
-        let length = match socket.recv(&mut buffer) {
-            Ok(length) => length,
+        let got = match socket.recv(&mut buffer) {
+            Ok(got) => got,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => {
                 let is_late = error.kind() == ErrorKind::WouldBlock && resent.len() < MAX_RESENT;
@@ -882,12 +874,32 @@ fn echo_all(
         if let Some([_, reply]) = types {
             assert_eq!(buffer[0], reply, "the type of an ICMP message");
         }
-        let received = &buffer[header.len()..length];
+        let received = &buffer[header.len()..got];
         let number = received.first_chunk().map_or(u16::MAX, |bytes| u16::from_be_bytes(*bytes));
         // The first one of two may still have been on its way.
-        assert!(open.remove(&number) || resent.contains(&number), "{length} bytes of {number}, which was not sent");
-        assert!(*received == content(number, inner.headers, longest), "datagram {number} has changed");
+        assert!(open.remove(&number) || resent.contains(&number), "{got} bytes of {number}, which was not sent");
+        assert!(*received == content(number, length(number)), "datagram {number} has changed");
     }
+}
+
+/// Sends echo requests of ICMP from a host to the other end of a tunnel, as [`echo_all`] does.
+pub(crate) fn ping_all(
+    host: &Namespace,
+    inner: &Inner,
+    count: u16,
+    length: impl Fn(u16) -> usize,
+) -> Result<(), String> {
+    // Every group may have sockets for echo requests.
+    host.sysctl("net.ipv4.ping_group_range", "0 2147483647");
+    let (family, protocol, request, reply) = if inner.is_ipv6() {
+        (AddressFamily::INET6, ipproto::ICMPV6, 128, 129)
+    } else {
+        (AddressFamily::INET, ipproto::ICMP, 8, 0)
+    };
+    let socket = host.inside(|| rustix::net::socket(family, SocketType::DGRAM, Some(protocol)).expect("a socket"));
+    let socket = UdpSocket::from(socket);
+    socket.connect((inner.guest[0], 0)).expect("an address");
+    echo_all(&socket, Some([request, reply]), inner, count, length)
 }
 
 /// Each tunnel carries frames of many lengths and TCP unharmed, and tshark accepts its packets.

@@ -483,6 +483,17 @@ gateway! {
     gateway_af_packet_ipv6, by("af_packet", true);
     gateway_af_xdp_ipv4, by("af_xdp", false);
 }
+// Frames of each length from 64 to 9000 bytes.
+over! {
+    lengths_af_packet_ipv4,
+    by("af_packet", false),
+    echo: crate::ping::frames_of_each_length;
+}
+over! {
+    lengths_af_packet_ipv6,
+    by("af_packet", true),
+    echo: crate::ping::frames_of_each_length;
+}
 over! {
     busy_kernel_af_packet,
     by("af_packet", false),
