@@ -8,6 +8,7 @@ use crate::emulated::{
 };
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
+use wirepath_packet::superframe::Cutter;
 use wirepath_packet::{Packet, Pool, PtypeL3, PtypeL4};
 use wirepath_pmd::port::{Offloads, OpenPort, StartedPort};
 use wirepath_testlab::{Requirement, require};
@@ -198,6 +199,98 @@ fn superframes_leave_as_the_segments_of_software_gso() {
 fn superframes_leave_with_inline_headers_too() {
     require!(RDMA);
     compare_with_software_gso("verbs::superframes_leave_with_inline_headers_too", "min_inline = 'l2'\n");
+}
+
+/// An Ethernet frame of `len` bytes without checksums, and with a number.
+fn numbered(pool: &Pool, len: usize, number: u8) -> Packet {
+    let mut packet = pool.take().expect("a buffer");
+    let header = [2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 0x88, 0xb5];
+    assert!(packet.extend_from_slice(&[&header[..], &vec![number; len - header.len()]].concat(), pool));
+    packet
+}
+
+/// Reasons of [`refused`] packets.
+const REFUSALS: [DropReason; 3] = [DropReason::TooLong, DropReason::TooShort, DropReason::KernelOffload];
+
+/// A packet that the driver drops for a reason.
+fn refused(pool: &Pool, reason: DropReason) -> Packet {
+    let (mut whole, _) = superframe(pool, PtypeL3::Ipv4, 5000, 1400, ACK);
+    match reason {
+        DropReason::TooLong => return numbered(pool, 9100, 0),
+        DropReason::TooShort => {
+            whole.set_flags(Flags::NONE);
+            assert!(whole.truncate(13));
+        }
+        _ => whole.set_mss(0),
+    }
+    whole
+}
+
+/// Superframes leave in their places behind packets that the driver drops, wherever in the ring they are. `keys` are
+/// keys of the device.
+fn send_behind_refused(name: &str, keys: &str) {
+    const ROUNDS: usize = 4000;
+    let device = VERBS.topology().replace("[[device.port]]", &format!("{keys}[[device.port]]"));
+    under(name, &device, |nics| {
+        for mode in VERBS.modes {
+            let pool = Pool::new("behind", 8192).expect("memory");
+            // A short ring ends more often.
+            let mut port = VERBS.start(&pool, mode, |config| config.depth = 64);
+            port.port.segment_superframes();
+            let (mut superframes, mut drops) = (0u64, [0; 3]);
+            for round in 0..ROUNDS {
+                let (mut burst, mut expected) = (Vec::new(), Vec::new());
+                for n in 0..1 + round % 3 {
+                    // The driver cannot lengthen the request of a frame of 19 bytes if 18 of them are in its headers.
+                    // So software cuts the superframe that would begin in the last block of the ring.
+                    let lengths = [19, 19, if round % 8 == 0 { 1500 } else { 19 }];
+                    for len in lengths.into_iter().take((round + n) % 4) {
+                        let plain = numbered(&pool, len, expected.len() as u8);
+                        expected.push(bytes(&plain));
+                        burst.push(plain);
+                    }
+                    let kind = (round / 3 + n) % 3;
+                    drops[kind] += 1;
+                    burst.push(refused(&pool, REFUSALS[kind]));
+                    let whole = || {
+                        let (mut whole, _) = superframe(&pool, PtypeL3::Ipv4, 1500 + 700 * (round % 9), 1400, ACK);
+                        whole.data_mut()[38..42].copy_from_slice(&[round as u8, n as u8, 0, 1]);
+                        whole
+                    };
+                    burst.push(whole());
+                    superframes += 1;
+                    let mut cutter = Cutter::new(whole(), None).unwrap();
+                    expected.extend(std::iter::from_fn(|| cutter.next_frame(&pool)).map(|it| bytes(&it.unwrap())));
+                }
+                send(&mut port, burst);
+                let received: Vec<_> = receive(&mut port, expected.len()).iter().map(bytes).collect();
+                assert!(received == expected, "{mode} {round}:\n{received:02x?}\n{expected:02x?}");
+            }
+            let counters = port.tx[0].counters();
+            assert_eq!(REFUSALS.map(|reason| counters.drops.get(reason)), drops, "{mode}");
+            let cut = counters.segmented.get();
+            if mode.is_empty() {
+                let segmented: u64 = nics.sent("segmented").iter().sum();
+                assert_eq!((cut + segmented, cut > 0), (superframes, !keys.is_empty()), "{cut} at the end of the ring");
+            }
+            assert_eq!(statistic(&mut port, "queue_resets"), 0, "{mode}");
+            finish(port, &pool);
+        }
+        assert_eq!(nics.violations(), [""; 0]);
+    });
+}
+
+#[test]
+fn superframes_leave_behind_refused_packets() {
+    require!(RDMA);
+    send_behind_refused("verbs::superframes_leave_behind_refused_packets", "");
+}
+
+#[test]
+fn superframes_leave_behind_refused_ones_with_inline_too() {
+    require!(RDMA);
+    let name = "verbs::superframes_leave_behind_refused_ones_with_inline_too";
+    send_behind_refused(name, "min_inline = 'l2'\n");
 }
 
 /// Removes the VLAN tag of a frame.
