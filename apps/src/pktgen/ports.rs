@@ -5,11 +5,13 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use wirepath::Failure;
+use wirepath_packet::counters::QueueStats;
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Pool, PortId};
 use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::inventory::DeviceInfo;
 use wirepath_pmd::drivers::{self, PortSettings, choose_mtu};
-use wirepath_pmd::port::{Capabilities, LinkState, OpenPort, PortConfig, StartedPort};
+use wirepath_pmd::port::{Capabilities, LinkState, OpenPort, Port, PortConfig, StartedPort};
 use wirepath_settings::Source;
 
 /// Buffers for packets that are in no ring.
@@ -126,6 +128,55 @@ impl Started {
         let mode = if it.mode.is_empty() { String::new() } else { format!(" ({})", it.mode) };
         (self.port.port.name().to_owned(), format!("{}:{}{mode}, MTU {}", it.driver, it.device, self.mtu))
     }
+}
+
+/// Counts of a port from its start to a moment, or between two moments.
+pub(super) struct PortCounts {
+    /// Sum of the receive queues.
+    pub(super) rx: QueueStats,
+    /// Sum of the transmit queues.
+    pub(super) tx: QueueStats,
+    /// Packets that the device or the kernel dropped before the receive queues.
+    pub(super) device_drops: Vec<(DropReason, u64)>,
+}
+
+impl PortCounts {
+    /// Reads the counts from the start to now.
+    pub(super) fn read(port: &mut Port) -> Self {
+        let sum = |queues: Vec<QueueStats>| {
+            queues.iter().fold(QueueStats::default(), |mut sum, queue| {
+                sum.add(queue);
+                sum
+            })
+        };
+        Self { rx: sum(port.rx_statistics()), tx: sum(port.tx_statistics()), device_drops: port.device_drops() }
+    }
+
+    /// Returns the counts since an earlier moment.
+    pub(super) fn since(self, before: &Self) -> Self {
+        Self {
+            rx: queue_since(self.rx, &before.rx),
+            tx: queue_since(self.tx, &before.tx),
+            device_drops: drops_since(self.device_drops, &before.device_drops),
+        }
+    }
+}
+
+fn queue_since(now: QueueStats, before: &QueueStats) -> QueueStats {
+    QueueStats {
+        // Packets that a port finds unsent do not count any more.
+        packets: now.packets.saturating_sub(before.packets),
+        bytes: now.bytes.saturating_sub(before.bytes),
+        injected_copies: now.injected_copies - before.injected_copies,
+        drops: drops_since(now.drops, &before.drops),
+        ..now
+    }
+}
+
+fn drops_since(now: Vec<(DropReason, u64)>, before: &[(DropReason, u64)]) -> Vec<(DropReason, u64)> {
+    let was = |reason: DropReason| before.iter().find(|(other, _)| *other == reason).map_or(0, |(_, n)| *n);
+    let new = now.into_iter().map(|(reason, n)| (reason, n.saturating_sub(was(reason))));
+    new.filter(|(_, n)| *n > 0).collect()
 }
 
 /// Opens and starts ports, and waits for their links. `senders` is the number of threads that send.

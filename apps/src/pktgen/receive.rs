@@ -22,11 +22,11 @@ use wirepath_pmd::port::{LinkState, PortEvent, RxQueue, StartedPort};
 use wirepath_wire::vlan::TAG_LEN;
 
 use super::clock::Clock;
-use super::ports::{self, Role, Started};
+use super::ports::{self, PortCounts, Role, Started};
 use super::signature::Signature;
 use super::size::{FCS, GAP};
 use super::tracker::{Order, Sequence, window};
-use super::trial::{SCRATCH, Stalls, discard, drops_since, linear, queue_stats, since};
+use super::trial::{SCRATCH, Stalls, discard, linear};
 use super::usage::{check_cores, pin};
 
 /// Interval at which the control thread looks at the ports and the limits.
@@ -520,7 +520,7 @@ impl Receiver {
             stalls: Stalls::default(),
             left: limit.packets.unwrap_or(u64::MAX),
         };
-        let before: Vec<_> = controls.iter_mut().map(|port| (queue_stats(port).0, port.device_drops())).collect();
+        let before: Vec<PortCounts> = controls.iter_mut().map(|port| PortCounts::read(port)).collect();
         let mut failure = None;
         let mut is_stopped = false;
         let mut downs = vec![0; controls.len()];
@@ -574,10 +574,9 @@ impl Receiver {
             return Err(Failure::failed("the thread of the receiver has panicked"));
         };
         let ends = controls.iter_mut().zip(before).zip(downs);
-        for (port, ((control, (rx, drops)), downs)) in ports.iter_mut().zip(ends) {
-            port.rx = since(&queue_stats(control).0, &rx);
-            port.device_drops = drops_since(control.device_drops(), &drops);
-            port.link_downs = downs;
+        for (port, ((control, before), downs)) in ports.iter_mut().zip(ends) {
+            let PortCounts { rx, device_drops, .. } = PortCounts::read(control).since(&before);
+            (port.rx, port.device_drops, port.link_downs) = (rx, device_drops, downs);
         }
         Ok(ReceiveResult {
             duration,

@@ -10,6 +10,7 @@ use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
 use serde_json::{Value, json};
 use wirepath::Failure;
 use wirepath::cli::Rate as Scaled;
+use wirepath_packet::counters::QueueStats;
 use wirepath_packet::drops::DropReason;
 
 use super::clock::Clock;
@@ -146,6 +147,13 @@ pub(super) fn drops_json(drops: &[(DropReason, u64)]) -> Value {
     drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n))).collect::<serde_json::Map<_, _>>().into()
 }
 
+/// Returns the numbers of packets that were dropped where a port receives, each with the place and the reason in words.
+pub(super) fn receive_drops(rx: &QueueStats, device: &[(DropReason, u64)]) -> Vec<(u64, String)> {
+    let queues = rx.drops.iter().map(|drops| ("while receiving", drops));
+    let device = device.iter().map(|drops| ("before the receive queues", drops));
+    queues.chain(device).map(|(place, (reason, n))| (*n, format!("{place}: {}", reason.name()))).collect()
+}
+
 impl TrialResult {
     /// Bits per second of the sent packets on layers 2 and 1.
     pub fn sent_bits(&self) -> (f64, f64) {
@@ -182,6 +190,7 @@ impl TrialResult {
                     "rx_injected_copies": port.rx.injected_copies,
                     "tx_drops": drops_json(&port.tx.drops),
                     "rx_drops": drops_json(&port.rx.drops),
+                    "device_drops": drops_json(&port.device_drops),
                     "delivered": (port.role.sends && self.is_measured).then(|| delivered(port)),
                     "foreign": if self.is_measured { port.foreign } else { 0 },
                     "looped": port.looped,
@@ -282,10 +291,11 @@ impl TrialResult {
             }
         }
         for port in &self.ports {
-            for (direction, stats) in [("sending", &port.tx), ("receiving", &port.rx)] {
-                for (reason, n) in &stats.drops {
-                    line("dropped", format!("{n} by port {} while {direction}: {}", port.name, reason.name()));
-                }
+            for (reason, n) in &port.tx.drops {
+                line("dropped", format!("{n} by port {} while sending: {}", port.name, reason.name()));
+            }
+            for (n, how) in receive_drops(&port.rx, &port.device_drops) {
+                line("dropped", format!("{n} by port {} {how}", port.name));
             }
         }
         if !self.skipped.is_zero() {

@@ -11,12 +11,12 @@ use wirepath_packet::counters::QueueStats;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::port::{LinkState, MacAddr, Offloads, Port, PortEvent, RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::port::{LinkState, MacAddr, Offloads, PortEvent, RxQueue, StartedPort, TxQueue};
 
 use super::clock::Clock;
 use super::density::Density;
 use super::flows::{FlowSource, Part, Source, Traffic, filler_sums};
-use super::ports::{self, Role, Started};
+use super::ports::{self, PortCounts, Role, Started};
 use super::rate::{Pacer, Rate};
 use super::signature::{MAX_STREAMS, Reading, Signature};
 use super::size::FCS;
@@ -92,6 +92,8 @@ pub struct PortResult {
     pub tx: QueueStats,
     /// Counts of the receive queues during the trial.
     pub rx: QueueStats,
+    /// Packets that the device or the kernel dropped before the receive queues during the trial.
+    pub device_drops: Vec<(DropReason, u64)>,
     /// Packets that this port sent and that arrived intact at each port of the run, in the order of the ports. Further
     /// copies do not count, at whichever port they arrive.
     pub delivered: Vec<u64>,
@@ -707,7 +709,7 @@ impl Generator {
         for (.., queue) in receiver.iter_mut().flat_map(|receiver| &mut receiver.queues) {
             discard(queue);
         }
-        let before: Vec<(QueueStats, QueueStats)> = controls.iter().map(|port| queue_stats(port)).collect();
+        let before: Vec<PortCounts> = controls.iter_mut().map(|port| PortCounts::read(port)).collect();
         // The threads need a moment to start.
         let start = clock.now() + 5_000_000;
         let end = match trial.limit {
@@ -831,16 +833,23 @@ impl Generator {
         };
         let mut dropped_at_port = 0;
         let mut results = Vec::new();
-        for (((port, (rx, tx)), (foreign, looped)), delivered) in
-            ports.iter().zip(&before).zip(&received.ports).zip(received.delivered)
+        for (((Started { port: StartedPort { port, .. }, role, .. }, before), (foreign, looped)), delivered) in
+            ports.iter_mut().zip(&before).zip(&received.ports).zip(received.delivered)
         {
-            let now = queue_stats(&port.port.port);
-            let (rx, tx) = (since(&now.0, rx), since(&now.1, tx));
-            if port.role.sends {
+            let PortCounts { rx, tx, device_drops } = PortCounts::read(port).since(before);
+            if role.sends {
                 dropped_at_port += tx.dropped();
             }
-            let name = port.port.port.name().to_owned();
-            results.push(PortResult { name, role: port.role, tx, rx, delivered, foreign: *foreign, looped: *looped });
+            results.push(PortResult {
+                name: port.name().to_owned(),
+                role: *role,
+                tx,
+                rx,
+                device_drops,
+                delivered,
+                foreign: *foreign,
+                looped: *looped,
+            });
         }
         let (jitter, density) = (received.tracker.jitter(), received.tracker.take_density());
         Ok(TrialResult {
@@ -903,35 +912,6 @@ pub(super) fn discard(queue: &mut RxQueue) {
             break;
         }
         batch.clear();
-    }
-}
-
-pub(super) fn queue_stats(port: &Port) -> (QueueStats, QueueStats) {
-    let sum = |queues: Vec<QueueStats>| {
-        queues.iter().fold(QueueStats::default(), |mut sum, queue| {
-            sum.add(queue);
-            sum
-        })
-    };
-    (sum(port.rx_statistics()), sum(port.tx_statistics()))
-}
-
-/// Returns the drops between two moments.
-pub(super) fn drops_since(now: Vec<(DropReason, u64)>, before: &[(DropReason, u64)]) -> Vec<(DropReason, u64)> {
-    let was = |reason: DropReason| before.iter().find(|(other, _)| *other == reason).map_or(0, |(_, n)| *n);
-    let new = now.into_iter().map(|(reason, n)| (reason, n.saturating_sub(was(reason))));
-    new.filter(|(_, n)| *n > 0).collect()
-}
-
-/// Returns the counts between two moments.
-pub(super) fn since(now: &QueueStats, before: &QueueStats) -> QueueStats {
-    QueueStats {
-        // Packets that a port finds unsent do not count any more.
-        packets: now.packets.saturating_sub(before.packets),
-        bytes: now.bytes.saturating_sub(before.bytes),
-        injected_copies: now.injected_copies - before.injected_copies,
-        drops: drops_since(now.drops.clone(), &before.drops),
-        ..now.clone()
     }
 }
 

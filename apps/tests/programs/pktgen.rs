@@ -643,6 +643,25 @@ fn a_receiver_finds_the_faults_that_the_generator_finds() {
     assert!(number(found, "lost") > 1000, "{json}");
 }
 
+/// The generator does not run for a while, so that its own ring overflows. Another one fills it.
+#[test]
+fn a_generator_tells_its_own_drops() {
+    require!(all Requirement::LAB);
+    let (_lab, left, right) = cable("gendrops");
+    let slow = ["--port", "af_packet:west", "--rate", "100pps", "--seconds", "600"];
+    let generator = right.spawn(&[&[WIREPATH, "--json", "-q", "pktgen", "--no-self-check"][..], &slow].concat());
+    std::thread::sleep(Duration::from_secs(2));
+    generator.signal(rustix::process::Signal::STOP);
+    let other = generate(&left, &["--tx", "af_packet:east", "--size", "1518", "--count", "20000", "--rate", "40kpps"]);
+    generator.signal(rustix::process::Signal::CONT);
+    std::thread::sleep(Duration::from_millis(500));
+    let json: Value = serde_json::from_str(&generator.terminate(Duration::from_secs(20)).expect()).unwrap();
+    let port = &json["result"]["ports"][0];
+    let dropped: u64 = port["device_drops"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    assert!(dropped > 1000, "{json}");
+    assert_figures(port, &[("foreign", number(&other, "sent") - dropped)]);
+}
+
 #[test]
 fn a_receiver_stops_at_its_limits() {
     require!(all Requirement::LAB);

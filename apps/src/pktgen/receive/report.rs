@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use wirepath::cli::{Rate as Scaled, Table};
 
 use super::{CLASS_NAMES, Meter, Rates, ReceiveProgress, ReceiveResult, ReceivedRun, ReceivedStream, ReceivedSum};
-use crate::pktgen::report::{drops_json, run_name, time};
+use crate::pktgen::report::{drops_json, receive_drops, run_name, time};
 use crate::pktgen::size::GAP;
 
 /// Streams that the text has. The others are in the JSON only.
@@ -120,11 +120,8 @@ impl ReceiveResult {
             let Meter { packets, bytes, .. } = port.meter;
             let foreign = port.foreign;
             let _ = writeln!(text, "port {}: {packets} packets, {bytes} bytes, {foreign} packets foreign", port.name);
-            for (reason, n) in &port.rx.drops {
-                let _ = writeln!(text, "port {}: dropped {n} while receiving: {}", port.name, reason.name());
-            }
-            for (reason, n) in &port.device_drops {
-                let _ = writeln!(text, "port {}: {n} dropped before the receive queues: {}", port.name, reason.name());
+            for (n, how) in receive_drops(&port.rx, &port.device_drops) {
+                let _ = writeln!(text, "port {}: dropped {n} {how}", port.name);
             }
             if port.link_downs > 0 {
                 let _ = writeln!(text, "port {}: its link went down {} times", port.name, port.link_downs);
@@ -264,7 +261,10 @@ impl ReceiveProgress {
 mod tests {
     use std::time::Duration;
 
+    use wirepath_packet::drops::DropReason;
+
     use super::*;
+    use crate::pktgen::receive::ReceivedPort;
 
     #[test]
     fn live_rates_are_those_of_the_last_second() {
@@ -278,6 +278,27 @@ mod tests {
         assert_eq!(at(3, 5000).text(&at(1, 1000), &["west".to_owned(), "east".to_owned()]), expected);
         let first = at(1, 1000).text(&ReceiveProgress::default(), &["west".to_owned()]);
         assert!(first.contains("1.00 k"), "{first}");
+    }
+
+    #[test]
+    fn drops_before_the_receive_queues_are_named() {
+        let port = ReceivedPort {
+            name: "west".to_owned(),
+            device_drops: vec![(DropReason::RxFull, 7)],
+            ..ReceivedPort::default()
+        };
+        let result = ReceiveResult {
+            duration: Duration::from_secs(1),
+            ports: vec![port],
+            runs: Vec::new(),
+            longest_stall: Duration::ZERO,
+            stalls: 0,
+            failure: None,
+            is_stopped: false,
+        };
+        let text = result.text();
+        assert!(text.contains("port west: dropped 7 before the receive queues: rx_full\n"), "{text}");
+        assert_eq!(result.to_json()["ports"][0]["device_drops"]["rx_full"], 7);
     }
 
     #[test]

@@ -147,6 +147,17 @@ fn loss_is_counted_exactly() {
 }
 
 #[test]
+fn drops_before_the_receive_queues_are_named() {
+    let mut result = through(&counted(), 1, |_, frame| vec![frame]);
+    let json = result.to_json();
+    assert_eq!(json["ports"][1]["device_drops"], serde_json::json!({}), "{json}");
+    result.ports[1].device_drops = vec![(DropReason::RxFull, 7)];
+    assert_eq!(result.to_json()["ports"][1]["device_drops"]["rx_full"], 7);
+    let line = format!("dropped      7 by port {} before the receive queues: rx_full\n", result.ports[1].name);
+    assert!(result.text().contains(&line), "{line}: {}", result.text());
+}
+
+#[test]
 fn duplicates_are_counted_exactly() {
     let result = through(&counted(), 1, |n, frame| if n % 7 == 0 { vec![frame; 3] } else { vec![frame] });
     assert_eq!(counts(&result), [0, 2 * COUNT.div_ceil(7), 0, 0, 0, 0, 0]);
