@@ -6,6 +6,8 @@
 //!
 //! The time in a signature is that of the sender's clock, which is not the receiver's. So there are no delays.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod report;
 
 use std::collections::HashMap;
