@@ -174,7 +174,7 @@ impl Messages {
 }
 
 /// Returns the VLAN tag in the control message `PACKET_AUXDATA`, if there is one.
-fn tag_of(control: &[u8]) -> Option<Tag> {
+pub(super) fn tag_of(control: &[u8]) -> Option<Tag> {
     /// Bytes of `struct cmsghdr`.
     const MESSAGE: usize = size_of::<libc::cmsghdr>();
     let word = |at: usize| Some(u32::from_ne_bytes(*control.get(at..)?.first_chunk()?));

@@ -19,6 +19,8 @@
 //! A port with a [`Bifurcation`] takes only some frames, by a filter of its sockets. The program at the hook drops the
 //! same frames, and the kernel processes all others.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod messages;
 mod ring;
 mod rx;

@@ -9,6 +9,8 @@
 
 use std::io;
 use std::os::fd::AsFd;
+#[cfg(any(test, fuzzing))]
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use wirepath_wire::vlan::Tag;
@@ -24,7 +26,7 @@ const BLOCK: usize = 128 << 10;
 /// Minimum number of slots: 8 MiB. A worker that the scheduler suspends for a while must not lose frames.
 const MIN_SLOTS: usize = 4096;
 /// Bytes of `struct tpacket2_hdr` (linux/if_packet.h), which begins with the status.
-const SLOT_HEADER: usize = 32;
+pub(super) const SLOT_HEADER: usize = 32;
 
 /// The mapped ring.
 pub(super) struct SlotRing {
@@ -70,6 +72,12 @@ impl SlotRing {
             let _ = socket.remove_ring();
         })?;
         Ok(Self { mapping, slots, current: 0 })
+    }
+
+    /// Makes a ring of so many slots in the memory of a descriptor, which the caller fills in place of the kernel.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of_memory(memory: BorrowedFd<'_>, slots: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(memory, 0, slots * SLOT, false)?, slots, current: 0 })
     }
 
     /// Returns the number of slots.

@@ -89,6 +89,12 @@ impl Socket {
         }
     }
 
+    /// Makes a socket of another one, whose frames somebody else sends.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of_descriptor(descriptor: OwnedFd) -> Self {
+        Self { descriptor, totals: Mutex::default(), is_without_ring: AtomicBool::new(false) }
+    }
+
     /// Sets an option of level `SOL_PACKET`.
     pub(super) fn set_option<T: Copy>(&self, option: c_int, value: &T) -> io::Result<()> {
         self.setsockopt(libc::SOL_PACKET, option, value)
