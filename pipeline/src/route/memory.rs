@@ -222,7 +222,7 @@ impl Allocator {
         }
     }
 
-    /// Number of bytes of all blocks, retired ones included.
+    /// Number of bytes of all blocks, those that are retired included, and those that are free left out.
     pub(super) fn bytes(&self) -> usize {
         self.used * UNIT_CELLS * size_of::<u32>()
     }
@@ -242,7 +242,8 @@ impl Allocator {
     /// Returns a block of at least `units` units, whose cells have any content.
     ///
     /// # Panics
-    /// Panics if the array is full. Insertions stop long before.
+    /// Panics if the array is full. Insertions stop long before. Removals do not stop, and need new blocks too: while a
+    /// worker does not become quiescent, they fill the array with blocks that it might still read.
     pub(super) fn allocate(&mut self, units: u32) -> u32 {
         let units = rounded(units);
         self.used += units as usize;
@@ -254,6 +255,11 @@ impl Allocator {
             return block;
         }
         let whole = units.next_multiple_of(LINE_UNITS);
+        if self.end - self.next < whole
+            && let Some(block) = self.split_lines(units)
+        {
+            return block;
+        }
         assert!(self.end - self.next >= whole, "the address space of the routing tables is exhausted");
         let block = self.next;
         self.next += whole;
@@ -272,6 +278,20 @@ impl Allocator {
             }
         }
         None
+    }
+
+    /// Takes a block from a free one of several lines. Those serve blocks of their own size while there is other room.
+    fn split_lines(&mut self, units: u32) -> Option<u32> {
+        let whole = units.next_multiple_of(LINE_UNITS);
+        let of_lists = (whole + 1..LARGE).find(|size| !self.free[*size as usize].is_empty());
+        let of_map = || self.large.range(whole + 1..).find(|(_, list)| !list.is_empty()).map(|(size, _)| *size);
+        let larger = of_lists.or_else(of_map)?;
+        let block = self.free_list(larger).pop()?;
+        self.free_list(larger - whole).push(block + whole);
+        if whole > units {
+            self.free_list(whole - units).push(block + units);
+        }
+        Some(block)
     }
 
     fn take_returned(&mut self) {
@@ -361,5 +381,23 @@ mod tests {
         let used: u32 = blocks.iter().map(|(_, units)| rounded(*units)).sum();
         assert_eq!(allocator.bytes(), (used + LINE_UNITS) as usize * UNIT_CELLS * size_of::<u32>());
         assert!(used * 2 > allocator.next, "{used} of {} units are in use", allocator.next);
+    }
+
+    #[test]
+    fn small_blocks_lie_in_free_large_ones() {
+        let cells = Cells::reserve(1 << 24);
+        let mut allocator = Allocator::new(&cells);
+        let take = |allocator: &mut Allocator, units: u32, until: u32| {
+            let count = (until - allocator.next) / units;
+            (0..count).map(|_| allocator.allocate(units)).collect::<Vec<_>>()
+        };
+        let end = allocator.end;
+        let (large, larger) = (take(&mut allocator, 72, end / 2), take(&mut allocator, 2048, end));
+        large.iter().for_each(|block| allocator.free(*block, 72));
+        larger.iter().for_each(|block| allocator.free(*block, 2048));
+        let mut blocks: Vec<u32> = (0..end / 8 - 300).map(|_| allocator.allocate(5)).collect();
+        blocks.sort_unstable();
+        assert!(blocks.windows(2).all(|pair| pair[0] + 5 <= pair[1]), "blocks overlap");
+        assert!(blocks.iter().all(|block| block % LINE_UNITS <= 3), "blocks lie in one line");
     }
 }

@@ -68,7 +68,8 @@ const DIRECT_BITS: [(u32, usize); 3] = [(0, 0), (12, 128), (18, 8192)];
 /// Limits of the routing tables.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteLimits {
-    /// Bytes of memory for all tables. Insertions beyond it fail.
+    /// Bytes of all tables. Insertions beyond it fail. Free memory that the tables keep for later does not count. After
+    /// many changes it is at most some times as much, and insertions may fail earlier.
     pub bytes: usize,
 }
 
@@ -368,8 +369,12 @@ impl RouteWriter {
     pub fn new(domain: &Domain, limits: RouteLimits) -> Self {
         // Retired blocks, free blocks of other sizes and removals need room too. Addresses cost nothing.
         let reserve = |share: usize| limits.bytes.saturating_mul(share).min(16 << 30);
-        let cells = Arc::new(Cells::reserve(reserve(4)));
-        let forest = Forest::new(Arc::clone(&cells), Cells::reserve(reserve(2)));
+        Self::with_memory(domain, limits, Cells::reserve(reserve(6)), Cells::reserve(reserve(2)))
+    }
+
+    fn with_memory(domain: &Domain, limits: RouteLimits, blocks: Cells, records: Cells) -> Self {
+        let cells = Arc::new(blocks);
+        let forest = Forest::new(Arc::clone(&cells), records);
         let directs = Zeroed::new(VRFS * 2 / 8, Pages::Small);
         let tables = Arc::new(RouteTables { cells, directs, domain: domain.clone() });
         Self { tables, forest, vrfs: vec![], limits }
@@ -390,9 +395,10 @@ impl RouteWriter {
         }
         let bytes = self.memory();
         let (blocks, records) = (&self.forest.block_memory, &self.forest.record_memory);
-        // A removal may copy all blocks of a table.
+        // A removal may copy all blocks of a table. Where it uncovers a large value, a block of 14 short entries gets
+        // as many long ones, and grows from 5 to 16 units.
         if bytes >= self.limits.bytes
-            || blocks.unused_bytes() < blocks.bytes()
+            || blocks.unused_bytes() < blocks.bytes().saturating_mul(4)
             || records.unused_bytes() < records.bytes()
         {
             return Err(RouteError::Full { bytes });
@@ -428,7 +434,8 @@ impl RouteWriter {
         // Half of the memory stays for routes. The array keeps room for a copy of all blocks, as in `insert`.
         let (blocks, table) = (&self.forest.block_memory, size_of::<u32>() << wanted);
         let in_use = blocks.bytes() + self.forest.record_memory.bytes();
-        let has_room = in_use + table <= self.limits.bytes / 2 && blocks.unused_bytes() >= blocks.bytes() + 2 * table;
+        let has_room = in_use + table <= self.limits.bytes / 2
+            && blocks.unused_bytes() >= (blocks.bytes() + table).saturating_mul(4) + table;
         if wanted < tree.direct.bits || (wanted > tree.direct.bits && has_room) {
             let before = tree.direct;
             tree.direct = self.forest.new_direct(tree, wanted);
@@ -505,7 +512,8 @@ impl RouteWriter {
         self.forest.block_memory.reclaim(&self.tables.domain);
     }
 
-    /// Memory of all tables in bytes, with that of replaced blocks which workers may still use.
+    /// Memory of all tables in bytes, with that of replaced blocks which workers may still use. Free blocks do not
+    /// count.
     pub fn memory(&self) -> usize {
         self.forest.block_memory.bytes() + self.forest.record_memory.bytes()
     }

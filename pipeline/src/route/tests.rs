@@ -251,6 +251,35 @@ fn insertions_stop_at_the_memory_limit() {
     assert!(writer.remove(1, prefix("0.0.0.0/24")).is_some());
 }
 
+/// The removal of a route with a small value, above one with a large value, makes nearly all blocks longer. The array
+/// has room for that, also if the kernel has refused a larger one.
+#[test]
+fn removals_fit_beside_a_full_table() {
+    let domain = Domain::new();
+    let memory = || Cells::reserve(16 << 20);
+    let mut writer = RouteWriter::with_memory(&domain, RouteLimits { bytes: 1 << 30 }, memory(), memory());
+    writer.insert(1, prefix("0.0.0.0/0"), 40_000).unwrap();
+    writer.insert(1, prefix("0.0.0.0/1"), 1).unwrap();
+    // Seven routes between eight gaps in each block of 64.
+    let networks = (0..1 << 23).filter(|n| n % 64 % 9 == 4);
+    let mut inserted = 0u32;
+    for network in networks {
+        let network = NetworkPrefix::new(IpAddr::V4((network << 8).into()), 24).unwrap();
+        match writer.insert(1, network, 2) {
+            Ok(_) => inserted += 1,
+            Err(error) => {
+                assert!(matches!(error, RouteError::Full { .. }));
+                break;
+            }
+        }
+    }
+    assert!((100_000..1 << 23).contains(&inserted), "{inserted}");
+    assert_eq!(writer.remove(1, prefix("0.0.0.0/1")), Some(1));
+    let (tables, reader) = (writer.tables(), domain.join());
+    let view = tables.view(reader.guard());
+    assert_eq!([0, 4 << 8, 5 << 8].map(|address| view.lookup4(1, address)), [40_000, 2, 40_000]);
+}
+
 #[test]
 fn readers_see_old_or_new_routes_during_changes() {
     let domain = Domain::new();
