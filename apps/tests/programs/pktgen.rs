@@ -649,12 +649,15 @@ fn a_generator_tells_its_own_drops() {
     require!(all Requirement::LAB);
     let (_lab, left, right) = cable("gendrops");
     let slow = ["--port", "af_packet:west", "--rate", "100pps", "--seconds", "600"];
+    let mut frames = left.frames("east");
     let generator = right.spawn(&[&[WIREPATH, "--json", "-q", "pktgen", "--no-self-check"][..], &slow].concat());
-    std::thread::sleep(Duration::from_secs(2));
+    let is_ours = |frame: &wirepath_testlab::Frame| frame.bytes[12..14] == [8, 0];
+    assert!(frames.receive_where(Duration::from_secs(20), is_ours).is_some(), "the generator sends");
+    drop(frames);
     generator.signal(rustix::process::Signal::STOP);
     let other = generate(&left, &["--tx", "af_packet:east", "--size", "1518", "--count", "20000", "--rate", "40kpps"]);
     generator.signal(rustix::process::Signal::CONT);
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_secs(2));
     let json: Value = serde_json::from_str(&generator.terminate(Duration::from_secs(20)).expect()).unwrap();
     let port = &json["result"]["ports"][0];
     let dropped: u64 = port["device_drops"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
