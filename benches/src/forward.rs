@@ -2,20 +2,27 @@
 
 use clap::ValueEnum;
 use wirepath::cli::Failure;
+use wirepath_apps::pktgen::ports::{PortName, Role};
 use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Stage};
+use wirepath_pmd::drivers::PortSettings;
 use wirepath_wire::ethernet;
 
 use crate::measure::{self, Common, Figures, PacketLimit};
 
 /// Queues of a port without a device.
-const MAX_QUEUES: u32 = 256;
+const MAX_QUEUES: u16 = 256;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Ports to forward between
     #[arg(long, value_enum, default_value_t = Driver::Null)]
     driver: Driver,
+
+    /// Two ports of this machine instead of --driver, named as for `wirepath pktgen`. Others send to them: offer more
+    /// than the workers can take, because the cycles include turns without a packet
+    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with_all = ["driver", "size", "buffers"])]
+    through: Vec<PortName>,
 
     /// Operation on each packet
     #[arg(long, value_enum, default_value_t = Mode::Macswap)]
@@ -57,27 +64,44 @@ enum Mode {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
-    let Driver::Null = arguments.driver;
-    let (size, ring) = (arguments.size, arguments.common.ring());
-    let queues = u32::from(arguments.workers) * u32::from(arguments.queues);
+    let queues = arguments.workers.saturating_mul(arguments.queues);
     if queues > MAX_QUEUES {
         return Err(Failure::usage(format!(
             "--workers and --queues: {queues} queues; at most {MAX_QUEUES} are possible"
         )));
     }
-    let port = |name| {
-        format!(
-            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nqueues = {queues}\nnull = {{ source = \
-             \"untouched\", size = {size}, ring = {ring} }}\n"
-        )
+    let ports = if arguments.through.is_empty() {
+        ports_without_device(arguments, queues)?
+    } else {
+        named_ports(&arguments.through, queues)?
     };
-    let ports = measure::ports(&(port("a") + &port("b")))?;
     let (common, limit) = (arguments.common.with_workers(arguments.workers), &arguments.limit);
     match arguments.mode {
         Mode::Io => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(|_| ())))),
         Mode::Mac => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(rewrite)))),
         Mode::Macswap => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(swap)))),
     }
+}
+
+fn ports_without_device(arguments: &Arguments, queues: u16) -> Result<Vec<PortSettings>, Failure> {
+    let Driver::Null = arguments.driver;
+    let (size, ring) = (arguments.size, arguments.common.ring());
+    let port = |name| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nqueues = {queues}\nnull = {{ source = \
+             \"untouched\", size = {size}, ring = {ring} }}\n"
+        )
+    };
+    measure::ports(&(port("a") + &port("b")))
+}
+
+fn named_ports(names: &[PortName], queues: u16) -> Result<Vec<PortSettings>, Failure> {
+    let [a, b] = names else {
+        return Err(Failure::usage("--through: expected two ports, such as af_xdp:eth0,af_xdp:eth1"));
+    };
+    let role = Role { sends: true, receives: true };
+    let ports = PortName::settings(&[(a.clone(), role), (b.clone(), role)], Vec::new())?;
+    Ok(ports.into_iter().map(|(port, _)| PortSettings { queues, ..port }).collect())
 }
 
 /// Sends the packets of one port to the other, after `change` has processed each frame.

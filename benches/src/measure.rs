@@ -214,7 +214,7 @@ impl Figures {
     /// Computes the figures of rounds.
     pub(crate) fn new(rounds: &[Round], dropped: u64) -> Result<Self, Failure> {
         if rounds.is_empty() || rounds.iter().any(|round| round.packets == 0) {
-            return Err(Failure::failed("no packet was moved"));
+            return Err(Failure::failed("no packet was moved in a round"));
         }
         let median = |of: &dyn Fn(&Round) -> f64| Spread::new(rounds.iter().map(of));
         let cycles = median(&|round| round.ticks as f64 / round.packets as f64);

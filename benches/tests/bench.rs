@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use wirepath_testlab::{Requirement, require};
+use wirepath_testlab::{Lab, Requirement, require};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_wirepath-bench");
 /// Options of the shortest measurement with two rounds.
@@ -115,6 +115,42 @@ fn the_latency_of_stages_grows_with_their_work() {
     assert!(tunnel > io, "{tunnel} and {io}");
 }
 
+#[test]
+fn ports_of_the_kernel_are_measured_under_load() {
+    require!(all Requirement::LAB);
+    let lab = Lab::new("benchforward");
+    let (sender, dut) = (lab.namespace("sender"), lab.namespace("dut"));
+    for (near, far) in [("p0", "e0"), ("p1", "e1")] {
+        lab.veth((&sender, near), (&dut, far));
+    }
+    let port = sender.frames("p0");
+    let frames: Vec<Vec<u8>> = (0..64u8)
+        .map(|flow| {
+            let [mut frame, ip] =
+                [vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0], vec![0x45, 0, 0, 46, 0, 0, 0, 0, 64]];
+            frame.extend([&ip[..], &[17, 0, 0, 10, 0, 0, 1, 10, 0, 0, flow], &[0; 26]].concat());
+            frame
+        })
+        .collect();
+    let scale = [&["-q", "scale", "cores", "--values", "1,2", "--json", "--"][..], &SHORT].concat();
+    let through = ["--through", "af_packet:e0,af_packet:e1", "--mode", "mac"];
+    let mut bench = dut.spawn(&[&[BENCH], &scale[..], &through].concat());
+    let mut arrived = sender.frames("p1");
+    let mut has_arrived = false;
+    while bench.running() {
+        // A full queue refuses some of them.
+        frames.iter().for_each(|frame| _ = port.send(frame));
+        let changed = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        has_arrived |= arrived.drain().iter().any(|frame| frame.bytes.starts_with(&changed));
+    }
+    let text = bench.wait(std::time::Duration::from_secs(10)).expect();
+    let result: Value = serde_json::from_str(&text).unwrap();
+    let points = result["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2, "{result}");
+    assert!(points.iter().all(|point| number(point, "pps") > 1000.0), "{result}");
+    assert!(has_arrived, "frames leave at the other port");
+}
+
 /// Asserts that ports carry what the generator sends, and that its delays are known.
 #[track_caller]
 fn assert_ports_are_measured(arguments: &[&str]) {
@@ -182,6 +218,9 @@ fn impossible_measurements_are_refused() {
         (&["forward", "--warm-up", "61"], "expected a number from 0 to 60"),
         (&["forward", "--packets", "5", "--rounds", "2"], "cannot be used with"),
         (&["forward", "--workers", "200", "--queues", "2"], "400 queues; at most 256 are possible"),
+        (&["forward", "--through", "null:"], "--through: expected two ports"),
+        (&["forward", "--through", "nul:a,nul:b"], "there is no driver \"nul\""),
+        (&["forward", "--through", "null:,null:", "--size", "64"], "cannot be used with"),
         (&["forward", "--core", "1000"], "core 1000"),
         (&["latency", "forward", "--packets", "5"], "latency is measured for a time"),
         (&["latency", "ports", "--generator", "memory:a,memory:b"], "--through"),
