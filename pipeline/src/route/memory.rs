@@ -208,7 +208,7 @@ pub(super) const fn rounded(units: u32) -> u32 {
 }
 
 impl Allocator {
-    /// Creates the allocator of an array. The first line stays zero.
+    /// Creates the allocator of an array. It leaves the first line alone.
     pub(super) fn new(cells: &Cells) -> Self {
         Self {
             next: LINE_UNITS,
@@ -222,7 +222,7 @@ impl Allocator {
         }
     }
 
-    /// Number of bytes of all blocks, those that are retired included, and those that are free left out.
+    /// Number of bytes of all blocks, retired ones included. Free ones do not count.
     pub(super) fn bytes(&self) -> usize {
         self.used * UNIT_CELLS * size_of::<u32>()
     }
@@ -230,6 +230,14 @@ impl Allocator {
     /// Number of bytes that were never used.
     pub(super) fn unused_bytes(&self) -> usize {
         (self.end - self.next) as usize * UNIT_CELLS * size_of::<u32>()
+    }
+
+    /// Returns whether the array keeps room for a copy of all blocks after an allocation of `more` bytes.
+    ///
+    /// A removal may copy all blocks of a table. Where it uncovers a large value, a block of 14 short entries gets as
+    /// many long ones, and grows from 5 to 16 units.
+    pub(super) fn keeps_room_for_copies(&self, more: usize) -> bool {
+        self.unused_bytes() >= (self.bytes() + more).saturating_mul(4) + more
     }
 
     fn free_list(&mut self, units: u32) -> &mut Vec<u32> {
@@ -263,21 +271,25 @@ impl Allocator {
         assert!(self.end - self.next >= whole, "the address space of the routing tables is exhausted");
         let block = self.next;
         self.next += whole;
-        if whole > units {
-            self.free_list(whole - units).push(block + units);
+        self.cut(block, whole, units)
+    }
+
+    /// Frees what a block of `units` units leaves of a larger one: the rest of its last line, and the lines behind it.
+    fn cut(&mut self, block: u32, size: u32, units: u32) -> u32 {
+        let whole = units.next_multiple_of(LINE_UNITS).min(size);
+        for (from, to) in [(units, whole), (whole, size)] {
+            if to > from {
+                self.free_list(to - from).push(block + from);
+            }
         }
         block
     }
 
     /// Takes a block from a larger free one in a line, if the rest can be a block too.
     fn split(&mut self, units: u32) -> Option<u32> {
-        for larger in units + SMALLEST..=LINE_UNITS {
-            if let Some(block) = self.free_list(larger).pop() {
-                self.free_list(larger - units).push(block + units);
-                return Some(block);
-            }
-        }
-        None
+        let larger = (units + SMALLEST..=LINE_UNITS).find(|size| !self.free[*size as usize].is_empty())?;
+        let block = self.free_list(larger).pop()?;
+        Some(self.cut(block, larger, units))
     }
 
     /// Takes a block from a free one of several lines. Those serve blocks of their own size while there is other room.
@@ -287,11 +299,7 @@ impl Allocator {
         let of_map = || self.large.range(whole + 1..).find(|(_, list)| !list.is_empty()).map(|(size, _)| *size);
         let larger = of_lists.or_else(of_map)?;
         let block = self.free_list(larger).pop()?;
-        self.free_list(larger - whole).push(block + whole);
-        if whole > units {
-            self.free_list(whole - units).push(block + units);
-        }
-        Some(block)
+        Some(self.cut(block, larger, units))
     }
 
     fn take_returned(&mut self) {

@@ -395,12 +395,7 @@ impl RouteWriter {
         }
         let bytes = self.memory();
         let (blocks, records) = (&self.forest.block_memory, &self.forest.record_memory);
-        // A removal may copy all blocks of a table. Where it uncovers a large value, a block of 14 short entries gets
-        // as many long ones, and grows from 5 to 16 units.
-        if bytes >= self.limits.bytes
-            || blocks.unused_bytes() < blocks.bytes().saturating_mul(4)
-            || records.unused_bytes() < records.bytes()
-        {
+        if bytes >= self.limits.bytes || !blocks.keeps_room_for_copies(0) || records.unused_bytes() < records.bytes() {
             return Err(RouteError::Full { bytes });
         }
         let index = usize::from(vrf);
@@ -431,11 +426,10 @@ impl RouteWriter {
         // A table keeps its direct table until it has much fewer routes.
         let bits = |routes: usize| DIRECT_BITS.iter().rev().find(|(_, from)| routes >= *from).map_or(0, |it| it.0);
         let wanted = bits(tree.routes).max(tree.direct.bits.min(bits(tree.routes * 4)));
-        // Half of the memory stays for routes. The array keeps room for a copy of all blocks, as in `insert`.
+        // Half of the memory stays for routes.
         let (blocks, table) = (&self.forest.block_memory, size_of::<u32>() << wanted);
         let in_use = blocks.bytes() + self.forest.record_memory.bytes();
-        let has_room = in_use + table <= self.limits.bytes / 2
-            && blocks.unused_bytes() >= (blocks.bytes() + table).saturating_mul(4) + table;
+        let has_room = in_use + table <= self.limits.bytes / 2 && blocks.keeps_room_for_copies(table);
         if wanted < tree.direct.bits || (wanted > tree.direct.bits && has_room) {
             let before = tree.direct;
             tree.direct = self.forest.new_direct(tree, wanted);
