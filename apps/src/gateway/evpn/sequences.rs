@@ -16,6 +16,7 @@ use wirepath_pmd::rtnetlink::{
 use wirepath_wire::MacAddr;
 
 use super::mirror::{Counts, Mirror};
+use crate::fuzz_input::Input;
 
 const VNIS: [u32; 2] = [100, 200];
 /// Bridges, VXLAN devices and other devices. Two of the VXLAN devices have one VNI.
@@ -24,20 +25,6 @@ const TUNNELS: [(u32, u32); 3] = [(11, 100), (12, 200), (13, 100)];
 const OTHERS: [u32; 2] = [21, 22];
 /// Steps of a sequence.
 const STEPS: usize = 200;
-
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
-        all[usize::from(self.byte()) % all.len()]
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum To {

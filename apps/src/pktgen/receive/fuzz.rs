@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{ReceiveResult, ReceivedPort, Streams};
+use crate::fuzz_input::Input;
 use crate::pktgen::signature::{FILLER, LEN, Reading, Signature};
 use crate::pktgen::size::FCS;
 use crate::pktgen::tracker::{Order, Tracker};
@@ -23,24 +24,6 @@ const THRESHOLD: u16 = 5;
 const STEPS: usize = 2000;
 /// Longest window of a stream in packets, by the documentation of the figure `late`.
 const LONGEST_WINDOW: u64 = 1 << 16;
-
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or(0)
-    }
-
-    fn half(&mut self) -> u16 {
-        u16::from_be_bytes([self.byte(), self.byte()])
-    }
-
-    fn bytes(&mut self, n: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(n.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
 
 /// A stream that remembers every sequence number.
 #[derive(Default)]
