@@ -2,13 +2,14 @@
 
 use clap::ValueEnum;
 use wirepath::cli::Failure;
-use wirepath_apps::pktgen::ports::{PortName, Role};
 use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Stage};
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_wire::ethernet;
+use wirepath_pmd::drivers::r#virtual::null::FrameSpec;
+use wirepath_wire::{MacAddr, ethernet};
 
-use crate::measure::{self, Common, Figures, PacketLimit};
+use crate::measure::{self, Common, Figures, PacketLimit, Work};
+use crate::real::RealPorts;
 
 /// Queues of a port without a device.
 const MAX_QUEUES: u16 = 256;
@@ -16,21 +17,26 @@ const MAX_QUEUES: u16 = 256;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Ports to forward between
-    #[arg(long, value_enum, default_value_t = Driver::Null)]
+    #[arg(long, value_enum, default_value_t = Driver::Null, conflicts_with = "through")]
     driver: Driver,
 
-    /// Two ports of this machine instead of --driver, named as for `wirepath pktgen`. Others send to them: offer more
-    /// than the workers can take, because the cycles include turns without a packet
-    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with_all = ["driver", "size", "buffers"])]
-    through: Vec<PortName>,
+    #[command(flatten)]
+    real: RealPorts,
 
     /// Operation on each packet
     #[arg(long, value_enum, default_value_t = Mode::Macswap)]
     mode: Mode,
 
-    /// Bytes of a frame
+    /// Bytes of a frame, without frame check sequence
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=2048))]
     size: u16,
+
+    /// Flows that a generator or a capture has, which differ in their UDP ports
+    #[arg(
+        long, value_name = "N", default_value_t = 1000, requires = "through",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    flows: u32,
 
     /// Number of workers; each has a queue of each port in each direction, and a core of its own from --core on
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -63,24 +69,45 @@ enum Mode {
     Macswap,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     let queues = arguments.workers.saturating_mul(arguments.queues);
     if queues > MAX_QUEUES {
         return Err(Failure::usage(format!(
             "--workers and --queues: {queues} queues; at most {MAX_QUEUES} are possible"
         )));
     }
-    let ports = if arguments.through.is_empty() {
-        ports_without_device(arguments, queues)?
-    } else {
-        named_ports(&arguments.through, queues)?
+    let ports = match arguments.real.settings(["a", "b"], queues)? {
+        Some(ports) => ports.into(),
+        None => ports_without_device(arguments, queues)?,
     };
-    let (common, limit) = (arguments.common.with_workers(arguments.workers), &arguments.limit);
     match arguments.mode {
-        Mode::Io => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(|_| ())))),
-        Mode::Mac => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(rewrite)))),
-        Mode::Macswap => measure::run(ports, &common, limit, |_| Ok(Box::new(|_| cross(swap)))),
+        Mode::Io => measure(arguments, ports, |_| ()),
+        Mode::Mac => measure(arguments, ports, rewrite),
+        Mode::Macswap => measure(arguments, ports, swap),
     }
+}
+
+fn measure(
+    arguments: &Arguments,
+    ports: Vec<PortSettings>,
+    change: impl Fn(&mut [u8]) + Copy + Send + 'static,
+) -> Result<Option<Figures>, Failure> {
+    let common = arguments.common.with_workers(arguments.workers);
+    let frames = |source: u8, destination: u8| {
+        let spec = FrameSpec {
+            size: arguments.size.into(),
+            flows: arguments.flows,
+            source_mac: MacAddr([2, 0, 0, 0, 0, source]),
+            destination_mac: MacAddr([2, 0, 0, 0, 0, destination]),
+            vary_destination_mac: false,
+            ..FrameSpec::default()
+        };
+        spec.build().map_err(Failure::usage)
+    };
+    let offered = [Some(frames(0xa, 0xb)?), Some(frames(0xb, 0xa)?)];
+    measure::run(ports, &common, &arguments.limit, &arguments.real, |_| {
+        Ok(Work { stages: Box::new(move |_| cross(change)), offered })
+    })
 }
 
 fn ports_without_device(arguments: &Arguments, queues: u16) -> Result<Vec<PortSettings>, Failure> {
@@ -93,15 +120,6 @@ fn ports_without_device(arguments: &Arguments, queues: u16) -> Result<Vec<PortSe
         )
     };
     measure::ports(&(port("a") + &port("b")))
-}
-
-fn named_ports(names: &[PortName], queues: u16) -> Result<Vec<PortSettings>, Failure> {
-    let [a, b] = names else {
-        return Err(Failure::usage("--through: expected two ports, such as af_xdp:eth0,af_xdp:eth1"));
-    };
-    let role = Role { sends: true, receives: true };
-    let ports = PortName::settings(&[(a.clone(), role), (b.clone(), role)], Vec::new())?;
-    Ok(ports.into_iter().map(|(port, _)| PortSettings { queues, ..port }).collect())
 }
 
 /// Sends the packets of one port to the other, after `change` has processed each frame.

@@ -28,7 +28,7 @@ use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Idle, Runtime, RuntimeConfig, Stage, StageTimers};
 use wirepath_pmd::drivers::PortSettings;
 
-use crate::measure::{self, Results, Spread, Timing};
+use crate::measure::{self, Results, Spread, Timing, measured};
 use crate::{forward, router, tunnel};
 
 #[derive(clap::Args)]
@@ -277,18 +277,18 @@ impl Results for Figures {
 /// Runs the benchmark. `None`: a copy of the program ran in a namespace and has printed its figures.
 pub(crate) fn run(arguments: Arguments) -> Result<Option<Figures>, Failure> {
     let probe = Arc::new(Probe::new());
-    let measured = match arguments.of {
+    let figures = match arguments.of {
         Of::Forward(mut of) => {
             of.common.probe = Some(Arc::clone(&probe));
-            forward::run(&of)?
+            measured(forward::run(&of)?)?
         }
         Of::Tunnel(mut of) => {
             of.common.probe = Some(Arc::clone(&probe));
-            tunnel::run(&of)?
+            measured(tunnel::run(&of)?)?
         }
         Of::Router(mut of) => {
             of.common.probe = Some(Arc::clone(&probe));
-            router::run(&of)?
+            measured(router::run(&of)?)?
         }
         Of::Ports(of) => return ports(&of),
     };
@@ -296,8 +296,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<Option<Figures>, Failure> {
     if rounds.is_empty() {
         return Err(Failure::usage("--packets: latency is measured for a time, in rounds"));
     }
-    let figures = Figures::new(&rounds, &clock_error(probe.clock))?;
-    Ok(Some(Figures { pps: measured.pps, cpu_share: Some(measured.cpu_share), ..figures }))
+    let latency = Figures::new(&rounds, &clock_error(probe.clock))?;
+    Ok(Some(Figures { pps: figures.pps, cpu_share: Some(figures.cpu_share), ..latency }))
 }
 
 /// Measures the time between two reads of the clock.

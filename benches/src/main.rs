@@ -9,6 +9,7 @@ mod latency;
 mod machine;
 mod measure;
 mod nic;
+mod real;
 mod route;
 mod router;
 mod rules;
@@ -72,15 +73,15 @@ fn main() -> ExitCode {
         let json = arguments.common.json;
         let observer = Observer::start();
         match arguments.command {
-            Command::Forward(arguments) => report(&forward::run(&arguments)?, &observer, json),
-            Command::Tunnel(arguments) => report(&tunnel::run(&arguments)?, &observer, json),
+            Command::Forward(arguments) => forward::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
+            Command::Tunnel(arguments) => tunnel::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
             Command::Nic(arguments) => nic::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
             Command::Rules(arguments) => report(&rules::run(&arguments)?, &observer, json),
             Command::Hardware(arguments) => {
                 hardware::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json))
             }
             Command::Table(arguments) => report(&table::run(&arguments)?, &observer, json),
-            Command::Router(arguments) => report(&router::run(&arguments)?, &observer, json),
+            Command::Router(arguments) => router::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
             Command::Route(arguments) => route::run(&arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
             Command::Latency(arguments) => latency::run(arguments)?.map_or(Ok(()), |it| report(&it, &observer, json)),
             Command::Scale(arguments) => report(&scale::run(&arguments)?, &observer, json),

@@ -11,6 +11,7 @@ use wirepath_settings::Source;
 
 use crate::latency::{Probe, Timed};
 use crate::machine::{Conditions, Observer};
+use crate::real::{Offered, RealPorts};
 
 /// Core and length of a measurement.
 #[derive(clap::Args, Clone, Debug)]
@@ -163,6 +164,9 @@ pub(crate) trait Results: Serialize {
     }
 }
 
+/// Fraction of idle cycles from which on all cycles say less about packets than the busy ones.
+const MAX_IDLE_SHARE: f64 = 0.01;
+
 /// Counts of one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
@@ -200,6 +204,10 @@ pub(crate) struct Figures {
     pub(crate) packets: u64,
     /// Packets dropped since the start, for any reason.
     pub(crate) dropped: u64,
+    /// Cycles per packet in turns over the receive queues that found packets.
+    pub(crate) busy_cycles_per_packet: f64,
+    /// Fraction of the cycles in turns that found none. `cycles_per_packet` includes them.
+    pub(crate) idle_share: f64,
     /// Cycles per packet in the time in which the program had its core. Use this value on a machine that is
     /// not quiet. It still includes cache misses that other programs cause.
     pub(crate) own_cycles_per_packet: f64,
@@ -226,6 +234,8 @@ impl Figures {
             own_cycles_per_packet: median(&|round| round.ticks as f64 * round.cpu_share / round.packets as f64).median,
             packets: rounds.iter().map(|round| round.packets).sum(),
             dropped,
+            busy_cycles_per_packet: cycles.median,
+            idle_share: 0.0,
             cpu_share: rounds.iter().map(|round| round.cpu_share * round.elapsed).sum::<f64>() / elapsed,
             cycles,
         })
@@ -236,13 +246,21 @@ impl Results for Figures {
     fn text(&self) -> String {
         let Spread { rounds, min, max, .. } = self.cycles;
         let range = if rounds > 1 { format!(" ({min:.1} to {max:.1} in {rounds} rounds)") } else { String::new() };
-        format!(
+        let mut text = format!(
             "{:.1} cycles/packet{range}, {:.2} ns/packet, {} packets/s, {} dropped\n",
             self.cycles_per_packet,
             self.ns_per_packet,
             Rate(self.pps),
             self.dropped
-        )
+        );
+        if self.idle_share > MAX_IDLE_SHARE {
+            text += &format!(
+                "{:.0} % of the cycles found no packet; the others are {:.1} cycles/packet\n",
+                100.0 * self.idle_share,
+                self.busy_cycles_per_packet
+            );
+        }
+        text
     }
 
     fn cpu_share(&self) -> Option<f64> {
@@ -310,27 +328,42 @@ pub(crate) fn stop<S: Stage + 'static>(running: Running<S>) -> Result<Summary, F
     Ok(summary)
 }
 
-/// Runs a pipeline and measures it.
+/// Work to measure: the stages, and the frames that a generator or a capture for generators has.
+pub(crate) struct Work<S> {
+    pub(crate) stages: MakeStage<S>,
+    pub(crate) offered: Offered,
+}
+
+/// Runs a pipeline and measures it. `None`: the frames were only written.
 pub(crate) fn run<S: Stage + 'static>(
     ports: Vec<PortSettings>,
     common: &Common,
     limit: &PacketLimit,
-    prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
-) -> Result<Figures, Failure> {
+    real: &RealPorts,
+    prepare: impl FnOnce(&Runtime) -> Result<Work<S>, Failure>,
+) -> Result<Option<Figures>, Failure> {
     let probe = common.probe.clone();
     // Between its last packet and its end a worker that never sleeps would poll, under valgrind for a long time. Such
     // turns are no cost of packets.
     let idle = if limit.packets.is_some() { Idle::Adaptive } else { Idle::Busy };
-    let running = start(ports, common, idle, move |runtime| {
-        let mut make = prepare(runtime)?;
-        Ok(Box::new(move |worker| Timed { stage: make(worker), probe: probe.clone() }))
+    let mut offered = Offered::default();
+    let running = start(ports, common, idle, |runtime| {
+        let Work { mut stages, offered: frames } = prepare(runtime)?;
+        offered = frames;
+        Ok(Box::new(move |worker| Timed { stage: stages(worker), probe: probe.clone() }))
     })?;
+    if real.only_captures() {
+        stop(running)?;
+        return real.write(&offered).map(|()| None);
+    }
+    let generator = real.start(offered)?;
     if let Some(packets) = limit.packets {
-        return run_packets(running, packets, common.workers());
+        return run_packets(running, packets, common.workers()).map(Some);
     }
     // The control thread sleeps during the measurement. On a machine with few cores it would use the worker's
     // core.
     common.timing.sleep_warm_up();
+    let (busy, idle) = running.snapshot().cycles;
     let rounds: Result<Vec<Round>, Failure> = (0..common.timing.rounds)
         .map(|_| {
             if let Some(probe) = &common.probe {
@@ -353,8 +386,23 @@ pub(crate) fn run<S: Stage + 'static>(
     if let Some(probe) = &common.probe {
         probe.end();
     }
+    let now = running.snapshot().cycles;
+    let (busy, idle) = (now.0 - busy, now.1 - idle);
+    if let Some(generator) = generator {
+        generator.stop()?;
+    }
     let summary = stop(running)?;
-    Figures::new(&rounds?, summary.drops().values().sum())
+    let figures = Figures::new(&rounds?, summary.drops().values().sum())?;
+    Ok(Some(Figures {
+        busy_cycles_per_packet: busy as f64 / figures.packets as f64,
+        idle_share: idle as f64 / (busy + idle).max(1) as f64,
+        ..figures
+    }))
+}
+
+/// Returns the figures of a command that must measure.
+pub(crate) fn measured(figures: Option<Figures>) -> Result<Figures, Failure> {
+    figures.ok_or_else(|| Failure::usage("--capture: here, only a measurement is possible"))
 }
 
 /// Longest time that a round goes on because no packet was moved in it.

@@ -16,7 +16,8 @@ use wirepath_pmd::port::PortId;
 use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
-use crate::measure::{self, Common, Figures, PacketLimit};
+use crate::measure::{self, Common, Figures, PacketLimit, Work};
+use crate::real::{Offered, RealPorts};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -37,8 +38,11 @@ pub(crate) struct Arguments {
     size: u16,
 
     /// Read the packets from a capture file in a loop; its packets are for the Ethernet address 02:00:00:00:00:01
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "through")]
     read: Option<PathBuf>,
+
+    #[command(flatten)]
+    real: RealPorts,
 
     #[command(flatten)]
     pub(crate) common: Common,
@@ -99,7 +103,7 @@ fn next_hop(arguments: &Arguments) -> IpAddr {
     text.parse().expect("an address")
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     if arguments.ipv6 && arguments.destinations > 65_000 {
         return Err(Failure::usage("--destinations: at most 65000 with --ipv6"));
     }
@@ -108,30 +112,39 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let document = source.parse().map_err(Failure::usage)?;
     let config = GatewayConfig::read(&document.settings(), &["local", "other", "underlay"]).map_err(Failure::usage)?;
     let mut ports = measure::ports(&text)?;
-    if arguments.read.is_none() {
-        let spec = FrameSpec {
-            size: arguments.size.into(),
-            flows: arguments.destinations,
-            ipv6: arguments.ipv6,
-            destination_mac: ROUTER,
-            vary_destination_mac: false,
-            vary_network: true,
-            ..FrameSpec::default()
-        };
-        let source = Some(spec.build().map_err(Failure::usage)?);
+    let spec = FrameSpec {
+        size: arguments.size.into(),
+        flows: arguments.destinations,
+        ipv6: arguments.ipv6,
+        destination_mac: ROUTER,
+        vary_destination_mac: false,
+        vary_network: true,
+        ..FrameSpec::default()
+    };
+    let frames = || spec.build().map_err(Failure::usage);
+    let real = &arguments.real;
+    let mut offered = Offered::default();
+    let (out, name) = if arguments.to == To::Tunnel { (2, "underlay") } else { (1, "other") };
+    if let Some([local, other]) = real.settings(["local", name], 1)? {
+        (ports[0], ports[out]) = (local, other);
+        offered = [Some(frames()?), None];
+    } else if arguments.read.is_none() {
+        let source = Some(frames()?);
         ports[0].plan = Box::new(Options { source, mac: None, ring: arguments.common.ring(), count: None });
     }
     if arguments.to == To::Nothing {
-        return measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross())));
+        return measure::run(ports, &arguments.common, &arguments.limit, real, |_| {
+            Ok(Work { stages: Box::new(|_| cross()), offered })
+        });
     }
     let (to, next_hop) = (arguments.to, next_hop(arguments));
-    measure::run(ports, &arguments.common, &arguments.limit, move |runtime| {
+    measure::run(ports, &arguments.common, &arguments.limit, real, move |runtime| {
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.set_next_hop("10.9.0.2".parse().expect("an address"), REMOTE_MAC);
         control.set_neighbour(1, next_hop, NEXT_HOP);
         let place = if to == To::Tunnel { Destination::Remote(0) } else { Destination::Attachment(1) };
         control.fdb().learn(Key::new(1, NEXT_HOP), place.pack(), 0);
-        Ok(Box::new(move |worker| control.stage(worker)))
+        Ok(Work { stages: Box::new(move |worker| control.stage(worker)), offered })
     })
 }
 

@@ -20,7 +20,8 @@ use wirepath_pipeline::{Context, Runtime, Stage, WorkerInfo};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_wire::Parser;
 
-use crate::measure::{self, Common, MakeStage, PacketLimit, Phase, Results, Spread, count};
+use crate::measure::{self, Common, MakeStage, PacketLimit, Phase, Results, Spread, Work, count, measured};
+use crate::real::{Offered, RealPorts};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -487,7 +488,9 @@ fn phases(
         all
     };
     let phases = if arguments.limit.packets.is_some() {
-        let figures = measure::run(ports(common)?, common, &arguments.limit, prepare)?;
+        let work = |runtime: &Runtime| Ok(Work { stages: prepare(runtime)?, offered: Offered::default() });
+        let figures = measure::run(ports(common)?, common, &arguments.limit, &RealPorts::default(), work)?;
+        let figures = measured(figures)?;
         vec![Phase { packets: figures.packets, cycles: figures.own_cycles_per_packet, extra: 0.0 }]
     } else {
         measure::run_phases(ports(common)?, common, prepare, work)?

@@ -4,7 +4,7 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use wirepath::cli::{Failure, Rate};
 
-use crate::measure::{self, Results};
+use crate::measure::{self, Results, measured};
 use crate::{forward, router, rules, tunnel};
 
 #[derive(clap::Args)]
@@ -146,7 +146,7 @@ impl Results for Figures {
 
 /// Measures a command line.
 fn point(value: u32, arguments: &[String]) -> Result<Point, Failure> {
-    let measured = Measured::try_parse_from(arguments).map_err(|error| Failure::usage(error.render()))?;
+    let command = Measured::try_parse_from(arguments).map_err(|error| Failure::usage(error.render()))?;
     let of_packets = |figures: measure::Figures| Point {
         value,
         cycles_per_packet: figures.own_cycles_per_packet,
@@ -155,10 +155,10 @@ fn point(value: u32, arguments: &[String]) -> Result<Point, Failure> {
         cpu_share: Some(figures.cpu_share),
         ratio: 1.0,
     };
-    Ok(match measured {
-        Measured::Forward(arguments) => of_packets(forward::run(&arguments)?),
-        Measured::Tunnel(arguments) => of_packets(tunnel::run(&arguments)?),
-        Measured::Router(arguments) => of_packets(router::run(&arguments)?),
+    Ok(match command {
+        Measured::Forward(arguments) => of_packets(measured(forward::run(&arguments)?)?),
+        Measured::Tunnel(arguments) => of_packets(measured(tunnel::run(&arguments)?)?),
+        Measured::Router(arguments) => of_packets(measured(router::run(&arguments)?)?),
         Measured::Rules(arguments) => {
             let figures = rules::run(&arguments)?;
             let spread = figures.spread().unwrap_or(0.0);

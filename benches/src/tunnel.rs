@@ -12,7 +12,8 @@ use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options};
 use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
-use crate::measure::{self, Common, Figures, PacketLimit};
+use crate::measure::{self, Common, Figures, PacketLimit, Work};
+use crate::real::{Offered, RealPorts};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -43,6 +44,9 @@ pub(crate) struct Arguments {
     /// Use an IPv6 underlay
     #[arg(long)]
     ipv6: bool,
+
+    #[command(flatten)]
+    real: RealPorts,
 
     #[command(flatten)]
     pub(crate) common: Common,
@@ -231,7 +235,7 @@ fn configuration(arguments: &Arguments, underlay: &Underlay) -> (String, Vec<u32
     (text, positions)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     let (kind, direction, flows) = (arguments.kind, arguments.direction, arguments.flows);
     let (segments, remotes) = (arguments.segments, arguments.remotes);
     if kind.is_routed() && direction == Direction::Both {
@@ -250,38 +254,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let config = GatewayConfig::read(&document.settings(), &["local", "underlay"]).map_err(Failure::usage)?;
     let mut ports = measure::ports(&text)?;
 
-    // The headers of the packets from remotes. Routed kinds have one tunnel, that of the first segment.
-    let tunnels = (0..positions.len() as u32).map(|pair| {
-        let ends = (underlay.remote(pair % remotes), underlay.ours);
-        outer_headers(&config.underlay, &config.segments[(pair % segments) as usize], (REMOTE_MAC, OUR_MAC), ends)
-    });
-    let tunnels = tunnels.collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
-    // Both directions, and several remotes or segments: frames from all hosts to all hosts, each of which has one
-    // place. One direction: from one host to all.
-    let is_varied = direction == Direction::Both || tunnels.len() > 1;
-    let frames = |source_mac, destination_mac, tunnels| FrameSpec {
-        size: arguments.size.into(),
-        flows,
-        source_mac,
-        vary_source_mac: is_varied,
-        destination_mac,
-        vary_destination_mac: !kind.is_routed(),
-        vary_network: kind.is_routed(),
-        tunnels,
-        ..FrameSpec::default()
-    };
-    let plan = |wanted: bool, spec: FrameSpec, mac| -> Result<Box<Options>, Failure> {
-        let source = if wanted { Some(spec.build().map_err(Failure::usage)?) } else { None };
-        Ok(Box::new(Options { source, mac, ring: arguments.common.ring(), count: None }))
-    };
-    let mut local = frames(LOCAL, if kind.is_routed() { ROUTER } else { DISTANT }, Vec::new());
-    if segments > 1 {
-        (local.vlan, local.vlans) = (Some(1), segments as u16);
+    let real = &arguments.real;
+    if let Some(real) = real.settings(["local", "underlay"], 1)? {
+        ports = real.into();
+    } else {
+        let plan = |source, mac| Box::new(Options { source, mac, ring: arguments.common.ring(), count: None });
+        let [local, distant] = frames(arguments, &config, &underlay, positions.len() as u32, OUR_MAC)?;
+        (ports[0].plan, ports[1].plan) = (plan(local, None), plan(distant, Some(OUR_MAC)));
     }
-    ports[0].plan = plan(direction != Direction::Decap, local, None)?;
-    let inner = if kind == Kind::VxlanRouted { TUNNEL_ROUTER } else { LOCAL };
-    ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, inner, tunnels), Some(OUR_MAC))?;
-    measure::run(ports, &arguments.common, &arguments.limit, move |runtime| {
+    measure::run(ports, &arguments.common, &arguments.limit, real, move |runtime| {
+        let mut offered = Offered::default();
+        if real.is_used() {
+            let ours = runtime.port("underlay").and_then(|port| port.mac).unwrap_or(OUR_MAC);
+            offered = frames(arguments, &config, &underlay, positions.len() as u32, ours)?;
+        }
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.fdb().set_limits(FdbLimits { entries: 1 << 24, per_segment: 1 << 24, ..FdbLimits::default() });
         control.set_next_hop(underlay.next_hop, REMOTE_MAC);
@@ -298,6 +284,48 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
                 fdb.learn(Key::new(segment as u16, host_address(LOCAL, i)), Destination::Attachment(segment).pack(), 0);
             }
         }
-        Ok(Box::new(move |worker| control.stage(worker)))
+        Ok(Work { stages: Box::new(move |worker| control.stage(worker)), offered })
     })
+}
+
+/// Returns the frames from local hosts and those from remotes, as far as the direction has them. `ours` is the address
+/// of the underlay port.
+fn frames(
+    arguments: &Arguments,
+    config: &GatewayConfig,
+    underlay: &Underlay,
+    pairs: u32,
+    ours: MacAddr,
+) -> Result<Offered, Failure> {
+    let Arguments { kind, direction, flows, segments, remotes, .. } = *arguments;
+    // The headers of the packets from remotes. Routed kinds have one tunnel, that of the first segment.
+    let tunnels = (0..pairs).map(|pair| {
+        let ends = (underlay.remote(pair % remotes), underlay.ours);
+        outer_headers(&config.underlay, &config.segments[(pair % segments) as usize], (REMOTE_MAC, ours), ends)
+    });
+    let tunnels = tunnels.collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
+    // Both directions, and several remotes or segments: frames from all hosts to all hosts, each of which has one
+    // place. One direction: from one host to all.
+    let is_varied = direction == Direction::Both || tunnels.len() > 1;
+    let spec = |source_mac, destination_mac, tunnels| FrameSpec {
+        size: arguments.size.into(),
+        flows,
+        source_mac,
+        vary_source_mac: is_varied,
+        destination_mac,
+        vary_destination_mac: !kind.is_routed(),
+        vary_network: kind.is_routed(),
+        tunnels,
+        ..FrameSpec::default()
+    };
+    let build = |wanted: bool, spec: FrameSpec| wanted.then(|| spec.build().map_err(Failure::usage)).transpose();
+    let mut local = spec(LOCAL, if kind.is_routed() { ROUTER } else { DISTANT }, Vec::new());
+    if segments > 1 {
+        (local.vlan, local.vlans) = (Some(1), segments as u16);
+    }
+    let inner = if kind == Kind::VxlanRouted { TUNNEL_ROUTER } else { LOCAL };
+    Ok([
+        build(direction != Direction::Decap, local)?,
+        build(direction != Direction::Encap, spec(DISTANT, inner, tunnels))?,
+    ])
 }

@@ -151,6 +151,52 @@ fn ports_of_the_kernel_are_measured_under_load() {
     assert!(has_arrived, "frames leave at the other port");
 }
 
+#[test]
+fn cabled_ports_are_measured_with_the_generator() {
+    let cabled = ["--through", "memory:a,memory:b", "--generator", "memory:a,memory:b"];
+    for (arguments, dropped) in [
+        (&["forward", "--mode", "macswap"][..], None),
+        (&["tunnel", "--flows", "100", "--segments", "2", "--remotes", "3"], Some(0)),
+        (&["tunnel", "--kind", "geneve", "--direction", "decap", "--flows", "100", "--ipv6"], Some(0)),
+        (&["tunnel", "--kind", "gre", "--direction", "decap"], Some(0)),
+        (&["tunnel", "--direction", "both", "--flows", "100"], None),
+        (&["router", "--destinations", "100", "--to", "tunnel"], Some(0)),
+        (&["latency", "router", "--destinations", "100"], None),
+    ] {
+        let result = result(&[arguments, &cabled].concat());
+        assert!(number(&result, "pps") > 1000.0, "{arguments:?}: {result}");
+        // What the other end has no room for is dropped, and a generator beside the worker may fall behind.
+        if let Some(dropped) = dropped {
+            let allowed = number(&result, "packets") / 100.0;
+            assert!(number(&result, "dropped") <= f64::from(dropped) + allowed, "{arguments:?}: {result}");
+            let (busy, idle) = (number(&result, "busy_cycles_per_packet"), number(&result, "idle_share"));
+            assert!(busy > 1.0 && (0.0..1.0).contains(&idle), "{arguments:?}: {result}");
+        }
+    }
+}
+
+#[test]
+fn frames_for_a_generator_elsewhere_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("frames");
+    let arguments = ["tunnel", "--kind", "gre", "--direction", "decap", "--flows", "7", "--through", "null:,null:"];
+    let output = output(&[&arguments[..], &["--capture", prefix.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let file = folder.path().join("frames-b.pcap");
+    let command = format!("for null:: wirepath pktgen --tx PORT --pcap {} --rate max --seconds 60\n", file.display());
+    assert_eq!(text, command, "only frames from the remote");
+    // The headers of the file and of each packet, and IPv4 in GRE in place of the Ethernet header of 64 bytes.
+    let bytes = std::fs::read(file).unwrap();
+    assert_eq!(bytes.len(), 24 + 7 * (16 + 64 - 14 + 14 + 20 + 4));
+    let gre = 24 + 16 + 14;
+    assert_eq!(
+        (&bytes[gre - 2..gre + 1], bytes[gre + 9], &bytes[gre + 20..gre + 24]),
+        (&[8, 0, 0x45][..], 47, &[0, 0, 8, 0][..])
+    );
+    assert!(!folder.path().join("frames-a.pcap").exists());
+}
+
 /// Asserts that ports carry what the generator sends, and that its delays are known.
 #[track_caller]
 fn assert_ports_are_measured(arguments: &[&str]) {
@@ -220,7 +266,15 @@ fn impossible_measurements_are_refused() {
         (&["forward", "--workers", "200", "--queues", "2"], "400 queues; at most 256 are possible"),
         (&["forward", "--through", "null:"], "--through: expected two ports"),
         (&["forward", "--through", "nul:a,nul:b"], "there is no driver \"nul\""),
-        (&["forward", "--through", "null:,null:", "--size", "64"], "cannot be used with"),
+        (&["forward", "--through", "null:,null:", "--driver", "null"], "cannot be used with"),
+        (&["tunnel", "--through", "null:,null:", "--generator", "null:"], "--generator: expected two ports"),
+        (&["tunnel", "--generator", "null:,null:"], "--through"),
+        (
+            &["router", "--through", "null:,null:", "--generator", "null:,null:", "--packets", "5"],
+            "cannot be used with",
+        ),
+        (&["router", "--capture", "/tmp/none"], "--through"),
+        (&["scale", "flows", "--", "--through", "null:,null:", "--capture", "/nowhere/x"], "/nowhere/x-a.pcap"),
         (&["forward", "--core", "1000"], "core 1000"),
         (&["latency", "forward", "--packets", "5"], "latency is measured for a time"),
         (&["latency", "ports", "--generator", "memory:a,memory:b"], "--through"),

@@ -154,16 +154,33 @@ impl Replay {
             {
                 *interval = record.timestamp.saturating_sub(last);
             }
-            replay.bytes.extend_from_slice(record.data);
-            replay.frames.push((replay.bytes.len(), 0));
-            if replay.bytes.len() > MAX_MEMORY || replay.frames.len() > MAX_FRAMES {
-                return Err(error(&format!("at most {MAX_FRAMES} frames and {} MiB are replayed", MAX_MEMORY >> 20)));
-            }
+            replay.push(record.data).map_err(|why| error(&why))?;
         }
         if replay.frames.is_empty() {
             return Err(error(&"the file has no frames"));
         }
         Ok(replay)
+    }
+
+    /// Takes frames without intervals between them.
+    ///
+    /// # Errors
+    /// If they are too many.
+    pub fn from_frames<'a>(frames: impl Iterator<Item = &'a [u8]>) -> Result<Self, String> {
+        let mut replay = Self::default();
+        for frame in frames {
+            replay.push(frame)?;
+        }
+        Ok(replay)
+    }
+
+    fn push(&mut self, frame: &[u8]) -> Result<(), String> {
+        self.bytes.extend_from_slice(frame);
+        self.frames.push((self.bytes.len(), 0));
+        if self.bytes.len() > MAX_MEMORY || self.frames.len() > MAX_FRAMES {
+            return Err(format!("at most {MAX_FRAMES} frames and {} MiB are replayed", MAX_MEMORY >> 20));
+        }
+        Ok(())
     }
 
     /// Number of frames.

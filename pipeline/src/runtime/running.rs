@@ -378,6 +378,9 @@ impl<S> Running<S> {
                 .collect(),
             worker_drops: self.threads.iter().map(|thread| thread.counters.drops.total()).sum::<u64>()
                 + self.plane.drops.total(),
+            cycles: self.threads.iter().fold((0, 0), |(busy, idle), thread| {
+                (busy + thread.counters.busy_cycles.get(), idle + thread.counters.idle_cycles.get())
+            }),
         }
     }
 

@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub device_drops: Vec<u64>,
     /// Packets dropped by workers and the control thread.
     pub worker_drops: u64,
+    /// Cycles of the time-stamp counter of all workers in iterations that found packets, and in those that found none.
+    pub cycles: (u64, u64),
 }
 
 /// Rates of a port over an interval.

@@ -362,6 +362,11 @@ impl Templates {
         self.bytes[start..start + self.chunks].as_flattened_mut()
     }
 
+    /// Returns the frames in the order of their flows.
+    pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks_exact(self.chunks).map(|chunks| &chunks.as_flattened()[..self.len])
+    }
+
     fn count(&self) -> usize {
         self.bytes.len() / self.chunks
     }
