@@ -19,8 +19,8 @@ use wirepath_pmd::drivers::r#virtual::pcap::{Format, MAX_FRAME, Precision, Write
 /// Ports of this machine to measure with.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct RealPorts {
-    /// Two ports of this machine in place of ports without a device, named as for `wirepath pktgen`. The cycles in which
-    /// the workers found no packet are reported too
+    /// Two ports of this machine in place of ports without a device, named as for `wirepath pktgen`. The cycles in
+    /// which the workers found no packet are reported too
     #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "buffers")]
     through: Vec<PortName>,
 

@@ -39,7 +39,7 @@ pub fn parse(packet: &Packet, l4: Option<usize>) -> Option<Parsed> {
 }
 
 /// Does the same as [`parse`] for a frame of `len` bytes, of which `head` has at least all headers.
-pub fn parse_head(head: &[u8], len: usize, l4: Option<usize>) -> Option<Parsed> {
+fn parse_head(head: &[u8], len: usize, l4: Option<usize>) -> Option<Parsed> {
     let parser = Parser { verify_ipv4: false, ..Parser::default() };
     let parsed = parser.parse_chain(head, len).ok()?;
     let outer = parsed.outer();

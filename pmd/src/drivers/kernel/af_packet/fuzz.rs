@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::messages::tag_of;
-use super::rx_whole::WholeReceiver;
+use super::rx::Receiver;
 use super::slots::{SLOT, SLOT_HEADER, SlotRing};
 use super::socket::Socket;
 use crate::drivers::kernel::common::frame_buffers::BUFFERS;
@@ -226,7 +226,7 @@ fn check_control(control: &[u8]) {
 
 /// The queue and what it has delivered.
 struct Queue {
-    receiver: WholeReceiver,
+    receiver: Receiver,
     packets: u64,
 }
 
@@ -299,7 +299,7 @@ pub fn run(data: &[u8]) {
     let (near, far) = UnixDatagram::pair().expect("sockets");
     far.set_nonblocking(true).expect("a socket");
     let socket = Arc::new(Socket::of_descriptor(OwnedFd::from(near)));
-    let receiver = WholeReceiver::new(socket, Some(ring), VnetOffload::new(pool.clone(), PORT));
+    let receiver = Receiver::new(socket, Some(ring), VnetOffload::new(pool.clone(), PORT, true));
     let mut queue = Queue { receiver, packets: 0 };
     let mut kernel =
         Kernel { memory: File::from(memory), socket: far, messages: VecDeque::new(), filled: VecDeque::new(), next: 0 };

@@ -9,8 +9,8 @@
 //! socket that only sends. Sockets pass a `virtio_net_hdr` with each frame, which states what the kernel left undone.
 //! The driver completes it: checksums, segmentation and VLAN tags (`kernel::vnet_hdr`).
 //!
-//! With `superframes = "whole"` the ring is a `TPACKET_V2` ring for short frames, and recvmmsg(2) writes longer ones
-//! directly into packet buffers (`rx_whole`). With `superframes = "cut"` it is a `TPACKET_V3` ring for all frames.
+//! The ring is a `TPACKET_V2` ring for short frames, and recvmmsg(2) writes longer ones directly into packet buffers
+//! (`rx`). With `superframes = "cut"` superframes are cut there.
 //!
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
@@ -22,9 +22,7 @@
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod messages;
-mod ring;
 mod rx;
-mod rx_whole;
 mod slots;
 mod socket;
 mod tunnel_gso;
@@ -33,9 +31,7 @@ mod tx;
 use std::io;
 use std::sync::Arc;
 
-use ring::{BLOCK, Ring, blocks_for};
 use rx::Receiver;
-use rx_whole::WholeReceiver;
 use slots::{SLOT, SlotRing};
 use socket::{Fanout, Filter, Socket, Statistics};
 use tx::{Sender, Sockets};
@@ -66,15 +62,8 @@ const HEADERS: usize = 14 + 2 * 4;
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
 
-/// Receive socket of a queue with its ring.
-type BoundReceiver = (Arc<Socket>, ReceiveRing);
-
-enum ReceiveRing {
-    /// Superframes are cut.
-    Blocks(Ring),
-    /// Superframes stay whole. The kernel may have refused a ring.
-    Slots(Option<SlotRing>),
-}
+/// Receive socket of a queue with its ring, if the kernel has not refused it.
+type BoundReceiver = (Arc<Socket>, Option<SlotRing>);
 
 /// Offloads of every interface.
 const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS);
@@ -374,26 +363,13 @@ impl AfPacketDevice {
         }
     }
 
-    /// Makes the ring of blocks of a receive queue.
-    fn ring_of_blocks(&self, config: &PortConfig, socket: &Socket) -> Result<ReceiveRing, PortError> {
-        let blocks = blocks_for(config.depth);
-        let ring = Ring::new(socket, blocks).map_err(|source| PortError::System {
-            driver: NAME,
-            device: self.options.device.clone(),
-            what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
-            source,
-            hint: "; a smaller `depth` needs less memory".to_owned(),
-        })?;
-        Ok(ReceiveRing::Blocks(ring))
-    }
-
-    /// Prepares a receive queue that keeps superframes.
-    fn ring_of_slots(
+    /// Makes the ring of a receive queue, if the kernel does not refuse it.
+    fn ring(
         &self,
         config: &PortConfig,
         socket: &Socket,
         notes: &mut Vec<String>,
-    ) -> Result<ReceiveRing, PortError> {
+    ) -> Result<Option<SlotRing>, PortError> {
         let on: libc::c_int = 1;
         socket.set_option(libc::PACKET_AUXDATA, &on).map_err(self.system_error("PACKET_AUXDATA"))?;
         let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
@@ -406,7 +382,7 @@ impl AfPacketDevice {
                 notes.push(note);
             }
         }
-        Ok(ReceiveRing::Slots(ring.ok()))
+        Ok(ring.ok())
     }
 
     fn receivers(&self, config: &PortConfig, notes: &mut Vec<String>) -> Result<Vec<BoundReceiver>, PortError> {
@@ -419,10 +395,7 @@ impl AfPacketDevice {
                 .set_option(libc::PACKET_IGNORE_OUTGOING, &on)
                 .map_err(self.system_error("PACKET_IGNORE_OUTGOING (Linux 4.20)"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
-            let ring = match self.options.keep_superframes {
-                true => self.ring_of_slots(config, &socket, notes)?,
-                false => self.ring_of_blocks(config, &socket)?,
-            };
+            let ring = self.ring(config, &socket, notes)?;
             // Reject all frames until all sockets are in the group; otherwise each socket would receive every
             // frame.
             socket.attach_filter(Filter::RejectAll).map_err(self.system_error("attaching a filter"))?;
@@ -517,19 +490,11 @@ impl AfPacketDevice {
         let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
         let mut rings = String::new();
         for (socket, ring) in receivers {
-            let offload = VnetOffload::new(config.pool.clone(), config.id);
-            queues.rx.push(match ring {
-                ReceiveRing::Blocks(ring) => {
-                    rings = format!(", {} blocks of {} KiB", ring.blocks(), BLOCK >> 10);
-                    Box::new(Receiver::new(socket, ring, offload))
-                }
-                ReceiveRing::Slots(ring) => {
-                    if let Some(ring) = &ring {
-                        rings = format!(", {} slots of {SLOT} bytes", ring.slots());
-                    }
-                    Box::new(WholeReceiver::new(socket, ring, offload))
-                }
-            });
+            let offload = VnetOffload::new(config.pool.clone(), config.id, self.options.keep_superframes);
+            if let Some(ring) = &ring {
+                rings = format!(", {} slots of {SLOT} bytes", ring.slots());
+            }
+            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
         }
         let is_bifurcated = config.bifurcation.is_some();
         self.former = self.total_statistics();
@@ -548,12 +513,9 @@ impl Device for AfPacketDevice {
     fn capabilities(&self) -> Capabilities {
         let whole = self.options.keep_superframes;
         let has_ring = self.running.as_ref().is_none_or(|running| !running.rings.is_empty());
-        let receive = match (whole, has_ring) {
-            (true, true) => "TPACKET_V2 receive ring, recvmmsg for superframes, which stay whole",
-            (true, false) => "recvmmsg, superframes stay whole",
-            (false, _) => "TPACKET_V3 receive ring",
-        };
-        let mut mode = format!("{receive}, sendmmsg, qdisc bypass");
+        let receive = if has_ring { "TPACKET_V2 receive ring, recvmmsg for long frames" } else { "recvmmsg" };
+        let superframes = if whole { "stay whole" } else { "are cut" };
+        let mut mode = format!("{receive}, superframes {superframes}, sendmmsg, qdisc bypass");
         let mut notes = Vec::new();
         if let Some(running) = &self.running {
             mode += &running.rings;

@@ -7,7 +7,7 @@
 //! Superframes of a UDP tunnel have further fields since Linux 6.17 ([`TUNNEL_HEADER`]); only a TAP device
 //! takes them.
 
-use wirepath_wire::segment::{MAX_DATAGRAMS, Segmenter};
+use wirepath_wire::segment::MAX_DATAGRAMS;
 use wirepath_wire::tcp::flags::CWR;
 use wirepath_wire::vlan::{TAG_LEN, Tag};
 use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, checksum};
@@ -163,20 +163,15 @@ fn gso_header(kind: u8, header_len: usize, size: u16, start: usize, offset: u16)
 pub(crate) struct VnetOffload {
     pool: Pool,
     port: PortId,
-    /// Segments of the current superframe that were delivered in earlier batches.
-    segments_done: usize,
-    /// A superframe in packet buffers that is being cut.
+    /// Superframes that [`superframe`] represents stay whole.
+    keep_superframes: bool,
+    /// A superframe that is being cut.
     cutting: Option<Cutter>,
 }
 
 impl VnetOffload {
-    pub(crate) fn new(pool: Pool, port: PortId) -> Self {
-        Self { pool, port, segments_done: 0, cutting: None }
-    }
-
-    /// Abandons a superframe that was delivered in part.
-    pub(crate) fn reset(&mut self) {
-        self.segments_done = 0;
+    pub(crate) fn new(pool: Pool, port: PortId, keep_superframes: bool) -> Self {
+        Self { pool, port, keep_superframes, cutting: None }
     }
 
     /// The pool of received packets.
@@ -184,9 +179,9 @@ impl VnetOffload {
         &self.pool
     }
 
-    /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. Superframes of TCP and UDP stay
-    /// whole, also in tunnels; those that [`superframe`] does not represent are cut. The batch has room for a packet,
-    /// and [`Self::is_cutting`] is false.
+    /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. With `keep_superframes`,
+    /// superframes of TCP and UDP stay whole, also in tunnels, if [`superframe`] represents them. Others are cut. The
+    /// batch has room for a packet, and [`Self::is_cutting`] is false.
     #[inline]
     pub(crate) fn receive_packet(
         &mut self,
@@ -251,7 +246,7 @@ impl VnetOffload {
         let parsed = superframe::parse(&packet, l4).ok_or(DropReason::KernelOffload)?;
         packet.set_mss(header.gso_size);
         let layers = parsed.innermost();
-        let can_stay_whole = match header.gso_type & !GSO_ECN {
+        let is_represented = match header.gso_type & !GSO_ECN {
             GSO_TCPV4 | GSO_TCPV6 if layers.l4_type() == L4Type::Tcp && header.gso_size > 0 => true,
             GSO_UDP_L4 if header.is_udp(&parsed, l4) => {
                 let size = usize::from(header.gso_size);
@@ -267,7 +262,7 @@ impl VnetOffload {
         let is_partial = l4 == Some(layers.l4()) && layers.payload() <= packet.data().len();
         let fits = packet.len() <= MAX_WHOLE;
         let is_long = layers.payload() + usize::from(header.gso_size) < packet.len();
-        if can_stay_whole && !is_fragment && is_partial && fits && is_long {
+        if self.keep_superframes && is_represented && !is_fragment && is_partial && fits && is_long {
             packet.set_header_lengths(HeaderLengths::from(&parsed));
             packet.set_flags(GSO_FLAGS);
             return Ok(Some(packet));
@@ -299,177 +294,10 @@ impl VnetOffload {
             self.cutting = None;
         }
     }
-
-    /// Appends the packets that `frame` yields, or drops and counts it. Returns `false` if the batch is full
-    /// and the same frame has more segments; the caller then passes the frame again.
-    #[inline(always)]
-    pub(crate) fn receive_frame(
-        &mut self,
-        frame: &[u8],
-        header: VirtioNetHdr,
-        tag: Option<Tag>,
-        batch: &mut Batch,
-        counters: &QueueCounters,
-    ) -> bool {
-        if batch.is_full() {
-            return false;
-        }
-        if frame.len() < ETHERNET {
-            counters.drops.add(DropReason::TooShort, 1);
-            return true;
-        }
-        if !header.is_complete() {
-            return self.receive_partial(frame, header, tag, batch, counters);
-        }
-        match self.copy_frame(frame, tag) {
-            Ok(packet) => {
-                let _ = batch.push(packet);
-            }
-            Err(reason) => counters.drops.add(reason, 1),
-        }
-        true
-    }
-
-    /// Copies a frame into a packet and reinserts its VLAN tag.
-    #[inline(always)]
-    fn copy_frame(&self, frame: &[u8], tag: Option<Tag>) -> Result<Packet, DropReason> {
-        let mut packet = self.pool.take().ok_or(DropReason::NoBuffer)?;
-        packet.set_in_port(self.port);
-        if frame.len() <= packet.tailroom() {
-            packet.append(frame.len()).ok_or(DropReason::TooLong)?.copy_from_slice(frame);
-        } else if !packet.extend_from_slice(frame, &self.pool) {
-            return Err(if frame.len() > wirepath_packet::MAX_PACKET {
-                DropReason::TooLong
-            } else {
-                DropReason::NoBuffer
-            });
-        }
-        if let Some(tag) = tag {
-            insert_tag(&mut packet, tag)?;
-        }
-        Ok(packet)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn receive_partial(
-        &mut self,
-        frame: &[u8],
-        header: VirtioNetHdr,
-        tag: Option<Tag>,
-        batch: &mut Batch,
-        counters: &QueueCounters,
-    ) -> bool {
-        if header.gso_type != GSO_NONE {
-            return self.segment(frame, header, tag, batch, counters);
-        }
-        match self.complete(frame, header, tag) {
-            Ok(packet) => {
-                counters.completed_checksums.add(1);
-                let _ = batch.push(packet);
-            }
-            Err(reason) => counters.drops.add(reason, 1),
-        }
-        true
-    }
-
-    /// Completes the checksum that was left open. It is the innermost one: Linux computes an outer UDP
-    /// checksum as if the payload were complete (Documentation/networking/checksum-offloads.rst, "LCO").
-    fn complete(&self, frame: &[u8], header: VirtioNetHdr, tag: Option<Tag>) -> Result<Packet, DropReason> {
-        let start = usize::from(header.csum_start);
-        let at = start + usize::from(header.csum_offset);
-        let covered = frame.get(start..).ok_or(DropReason::KernelOffload)?;
-        if header.csum_offset == SCTP_CHECKSUM || at + 2 > frame.len() {
-            return Err(DropReason::KernelOffload);
-        }
-        // The field holds the sum of the pseudo header. In UDP, zero would mean "no checksum"; 0xffff is an
-        // equal value for other protocols.
-        let value = checksum::sum(covered).udp_checksum();
-        // The tag is inserted last, because the kernel's offsets do not count it.
-        let mut packet = self.copy_frame(frame, None)?;
-        let field = packet.data_mut().get_mut(at..at + 2).ok_or(DropReason::KernelOffload)?;
-        field.copy_from_slice(&value.to_be_bytes());
-        if let Some(tag) = tag {
-            insert_tag(&mut packet, tag)?;
-        }
-        Ok(packet)
-    }
-
-    /// Segments a superframe, from the segment at which the last batch was full.
-    fn segment(
-        &mut self,
-        frame: &[u8],
-        header: VirtioNetHdr,
-        tag: Option<Tag>,
-        batch: &mut Batch,
-        counters: &QueueCounters,
-    ) -> bool {
-        let Some(mut segments) = segmenter(frame, header) else {
-            counters.drops.add(DropReason::KernelOffload, 1);
-            return true;
-        };
-        segments.skip(self.segments_done);
-        while segments.remaining() > 0 {
-            if batch.is_full() {
-                return false;
-            }
-            match self.next_segment(&mut segments, frame, tag) {
-                Ok(packet) => {
-                    let _ = batch.push(packet);
-                }
-                Err(reason) => {
-                    counters.drops.add(reason, 1);
-                    segments.skip(1);
-                }
-            }
-            self.segments_done += 1;
-        }
-        self.segments_done = 0;
-        counters.segmented.add(1);
-        true
-    }
-
-    /// Returns the next segment of a superframe. `segments` advances only on success, not when the pool runs
-    /// out of buffers.
-    fn next_segment(&self, segments: &mut Segmenter<'_>, frame: &[u8], tag: Option<Tag>) -> Result<Packet, DropReason> {
-        let mut packet = self.pool.take().ok_or(DropReason::NoBuffer)?;
-        packet.set_in_port(self.port);
-        let headers = packet.append(segments.header_len()).ok_or(DropReason::KernelOffload)?;
-        let mut at = segments.clone();
-        let segment = match at.next_into(headers, frame) {
-            Some(Ok(segment)) => segment,
-            _ => return Err(DropReason::KernelOffload),
-        };
-        let payload = frame.get(segment.payload).ok_or(DropReason::KernelOffload)?;
-        if !packet.extend_from_slice(payload, &self.pool) {
-            return Err(DropReason::NoBuffer);
-        }
-        if let Some(tag) = tag {
-            insert_tag(&mut packet, tag)?;
-        }
-        *segments = at;
-        Ok(packet)
-    }
 }
 
 /// Offload flags of a superframe.
 const GSO_FLAGS: Flags = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
-
-/// Returns a segmenter for the superframe, or `None` if its kind is not supported.
-fn segmenter(frame: &[u8], header: VirtioNetHdr) -> Option<Segmenter<'_>> {
-    let l4 = (header.flags & NEEDS_CSUM != 0).then(|| header.csum_start.into());
-    let parsed = superframe::parse_head(frame, frame.len(), l4)?;
-    let is_supported = match header.gso_type & !GSO_ECN {
-        GSO_TCPV4 | GSO_TCPV6 => parsed.innermost().l4_type() == L4Type::Tcp,
-        GSO_UDP_L4 => header.is_udp(&parsed, l4),
-        _ => false,
-    };
-    if !is_supported {
-        return None;
-    }
-    let l4 = l4.unwrap_or_else(|| parsed.innermost().l4());
-    Segmenter::new(frame, &parsed, l4, header.gso_size).ok()
-}
 
 /// Inserts a tag behind the Ethernet addresses.
 #[inline]
@@ -539,22 +367,16 @@ mod tests {
 
     /// Receives a frame as ports do that keep superframes, or that cut them.
     fn receive(pool: &Pool, frame: &[u8], header: VirtioNetHdr, keep: bool) -> Outcome {
-        let mut offload = VnetOffload::new(pool.clone(), PortId::new(0));
+        let mut offload = VnetOffload::new(pool.clone(), PortId::new(0), keep);
         let (mut batch, counters, mut outcome) = (Batch::new(), QueueCounters::default(), Outcome::default());
         let mut packet = Some(pool.take().unwrap());
         assert!(packet.as_mut().unwrap().extend_from_slice(frame, pool));
         loop {
-            let is_done = match (keep, packet.take()) {
-                (true, Some(packet)) => {
-                    offload.receive_packet(packet, header, None, &mut batch, &counters);
-                    !offload.is_cutting()
-                }
-                (true, None) => {
-                    offload.resume(&mut batch, &counters);
-                    !offload.is_cutting()
-                }
-                (false, _) => offload.receive_frame(frame, header, None, &mut batch, &counters),
-            };
+            match packet.take() {
+                Some(packet) => offload.receive_packet(packet, header, None, &mut batch, &counters),
+                None => offload.resume(&mut batch, &counters),
+            }
+            let is_done = !offload.is_cutting();
             let all = batch.len();
             batch.drain_front(all, |packet| {
                 let bytes = |packet: &Packet| packet.segments().flatten().copied().collect();

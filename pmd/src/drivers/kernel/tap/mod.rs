@@ -329,11 +329,8 @@ impl TapDevice {
         let mut queues = Queues::default();
         for index in 0..usize::from(config.rx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            let offload = VnetOffload::new(config.pool.clone(), config.id);
-            queues.rx.push(Box::new(match self.options.keep_superframes {
-                true => Receiver::whole(queue, offload, self.opened.supported.header_len()),
-                false => Receiver::new(queue, offload),
-            }));
+            let offload = VnetOffload::new(config.pool.clone(), config.id, self.options.keep_superframes);
+            queues.rx.push(Box::new(Receiver::new(queue, offload, self.opened.supported.header_len())));
         }
         for index in 0..usize::from(config.tx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);

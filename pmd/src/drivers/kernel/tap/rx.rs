@@ -13,67 +13,26 @@ use wirepath_packet::Batch;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 
-/// Maximum bytes of a read: a superframe of 64 KiB with headers, tags and the virtio header.
-const MAX_READ: usize = 70_000;
-
-/// Receives by read(2), one frame per call: the kernel has no other interface for a TAP device. Superframes
-/// reduce the number of calls.
+/// Receives by readv(2) into packet buffers, one frame per call: the kernel has no other interface for a TAP device.
+/// Superframes reduce the number of calls.
 pub(super) struct Receiver {
     queue: Arc<TapQueue>,
-    memory: Memory,
+    buffers: FrameBuffers,
+    /// Bytes of a virtio header.
+    header_len: usize,
     removed: bool,
     offload: VnetOffload,
     counters: Arc<QueueCounters>,
 }
 
-/// Where the kernel writes frames.
-enum Memory {
-    /// Superframes are cut while they are copied from here. `pending` are the bytes of a superframe that was not
-    /// delivered completely.
-    Copied { buffer: Box<[u8; MAX_READ]>, pending: usize },
-    /// Superframes stay whole, in packet buffers. The virtio header has `header_len` bytes.
-    Direct { buffers: FrameBuffers, header_len: usize },
-}
-
 impl Receiver {
-    /// Makes a queue that cuts superframes.
-    pub(super) fn new(queue: Arc<TapQueue>, offload: VnetOffload) -> Self {
-        Self::with_memory(queue, offload, Memory::Copied { buffer: Box::new([0; MAX_READ]), pending: 0 })
+    /// Makes a queue of a device with virtio headers of `header_len` bytes.
+    pub(super) fn new(queue: Arc<TapQueue>, offload: VnetOffload, header_len: usize) -> Self {
+        Self { queue, buffers: FrameBuffers::new(), header_len, removed: false, offload, counters: Arc::default() }
     }
 
-    /// Makes a queue that receives superframes whole, with virtio headers of `header_len` bytes.
-    pub(super) fn whole(queue: Arc<TapQueue>, offload: VnetOffload, header_len: usize) -> Self {
-        Self::with_memory(queue, offload, Memory::Direct { buffers: FrameBuffers::new(), header_len })
-    }
-
-    fn with_memory(queue: Arc<TapQueue>, offload: VnetOffload, memory: Memory) -> Self {
-        Self { queue, memory, removed: false, offload, counters: Arc::default() }
-    }
-
-    fn receive_copied(&mut self, batch: &mut Batch) {
-        let Memory::Copied { buffer, pending } = &mut self.memory else { return };
-        while !batch.is_full() {
-            if *pending == 0 {
-                let Some(n) = finish_read(rustix::io::read(self.queue.as_fd(), &mut buffer[..]), &mut self.removed)
-                else {
-                    break;
-                };
-                *pending = n;
-            }
-            let Some((header, frame)) = buffer[..*pending].split_first_chunk::<{ vnet_hdr::HEADER }>() else {
-                self.counters.drops.add(DropReason::BadDescriptor, 1);
-                *pending = 0;
-                continue;
-            };
-            if !self.offload.receive_frame(frame, VirtioNetHdr::read(header), None, batch, &self.counters) {
-                break;
-            }
-            *pending = 0;
-        }
-    }
-
-    fn receive_direct(&mut self, batch: &mut Batch) {
-        let Memory::Direct { buffers, header_len } = &mut self.memory else { return };
+    fn receive_frames(&mut self, batch: &mut Batch) {
+        let Self { buffers, header_len, .. } = self;
         let mut header = [0; vnet_hdr::TUNNEL_HEADER];
         self.offload.resume(batch, &self.counters);
         // Without buffers, frames wait in the kernel, which counts those that it drops.
@@ -112,10 +71,7 @@ impl RxDriver for Receiver {
     #[inline]
     fn receive(&mut self, batch: &mut Batch) {
         let before = batch.len();
-        match self.memory {
-            Memory::Copied { .. } => self.receive_copied(batch),
-            Memory::Direct { .. } => self.receive_direct(batch),
-        }
+        self.receive_frames(batch);
         let got = &batch.as_slice()[before..];
         self.counters.count_burst(got.len() as u64, bytes_of(got));
     }
@@ -129,12 +85,8 @@ impl RxDriver for Receiver {
     }
 
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
-        let is_idle = match &self.memory {
-            Memory::Copied { pending, .. } => *pending == 0,
-            Memory::Direct { .. } => !self.offload.is_cutting(),
-        };
         // The descriptor of a removed device is always ready.
-        (is_idle && !self.removed).then(|| self.queue.as_fd())
+        (!self.offload.is_cutting() && !self.removed).then(|| self.queue.as_fd())
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
