@@ -4,6 +4,7 @@ use rustix::io::Errno;
 use wirepath_nic_defs::uverbs::{EVENT_PORT_ACTIVE, EVENT_PORT_ERR, QPT_RAW_PACKET, ioctl, write};
 
 use crate::attributes::Attributes;
+use crate::core_clock::ClockPage;
 use crate::faults::{FaultKind, PendingFaults};
 use crate::host::Host;
 use crate::identity;
@@ -156,6 +157,15 @@ pub(crate) fn set_link(state: &mut bool, port: u8, up: bool, events: &mut Vec<Ev
     }
 }
 
+/// Part of a device that a program maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// Doorbells, at this offset of the context's file.
+    Doorbells(u64),
+    /// A page by which programs read the clock. It can only be read.
+    Clock(ClockPage),
+}
+
 /// Number of completion vectors of a device.
 pub(crate) const VECTORS: u32 = 64;
 
@@ -225,9 +235,8 @@ pub trait Device<H: Host>: Send {
     /// Closes a context; its objects are destroyed already.
     fn close(&mut self, context: ContextId);
 
-    /// Maps `length` bytes of the device at `offset`; returns the offset in the context's file where these
-    /// bytes are.
-    fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<u64, Errno>;
+    /// Maps `length` bytes of the device at `offset`; returns what these bytes are.
+    fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<Mapping, Errno>;
 
     /// Creates a protection domain.
     fn alloc_pd(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno>;

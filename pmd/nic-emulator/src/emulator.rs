@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-use crate::device::{ContextId, Device, Env, Event, Store};
+use crate::core_clock::monotonic;
+use crate::device::{ContextId, Device, Env, Event, Mapping, Store};
 use crate::faults::{self, Fault, FaultKind, PendingFaults};
 use crate::host::Host;
 use crate::links::{self, BURST, KernelPort, Link, LinkEnd, MAX_FRAME};
@@ -251,11 +252,11 @@ impl<H: Host> Emulator<H> {
         }
     }
 
-    /// Handles `mmap(2)` on an open device; returns the context and the offset in its file.
+    /// Handles `mmap(2)` on an open device; returns the context and what is mapped.
     ///
     /// # Errors
     /// The errno that the kernel returns.
-    pub fn map(&self, fd: RawFd, offset: u64, length: usize) -> Result<(ContextId, u64), Errno> {
+    pub fn map(&self, fd: RawFd, offset: u64, length: usize) -> Result<(ContextId, Mapping), Errno> {
         let mut machine = self.lock();
         let Machine { devices, contexts, files, .. } = &mut *machine;
         let context = files.get(&fd).and_then(|context| contexts.get(context)).ok_or(Errno::BADF)?;
@@ -340,7 +341,7 @@ impl<H: Host> Emulator<H> {
     pub fn doorbell(&self, context: ContextId, store: Store) -> bool {
         let mut machine = self.lock();
         if self.topology.doorbells == Doorbells::Queue || self.topology.fetch_late {
-            let due = if self.topology.fetch_late { crate::clock() + LATE_FETCH_NS } else { 0 };
+            let due = if self.topology.fetch_late { monotonic() + LATE_FETCH_NS } else { 0 };
             machine.queued_doorbells.push_back((due, context, store));
             // The queue is too long for the thread: handle the oldest doorbells here.
             while machine.queued_doorbells.len() > MAX_QUEUED_DOORBELLS {
@@ -604,7 +605,7 @@ impl<H: Host> Machine<H> {
         let mut busy = false;
         for _ in 0..64 {
             let Some((due, context, store)) = self.queued_doorbells.pop_front() else { break };
-            if due > 0 && due > crate::clock() {
+            if due > 0 && due > monotonic() {
                 self.queued_doorbells.push_front((due, context, store));
                 break;
             }

@@ -11,7 +11,7 @@
 //! - [`Emulator`] holds all devices of a process behind one lock. It reaches the process only through
 //!   [`host::Host`]. This crate therefore has no unsafe code, and its tests run in a memory host of plain
 //!   vectors ([`mem_host`]).
-//! - [`store_decoder`] decodes the instructions that ring doorbells.
+//! - [`store_decoder`] decodes the instructions that ring doorbells, and [`load_decoder`] those that read the clock.
 //! - [`launch`] starts programs on emulated NICs: `wirepath emulate`, and tests.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@
 pub mod attributes;
 mod call;
 mod connectx;
+mod core_clock;
 pub mod device;
 mod emulator;
 pub mod faults;
@@ -28,6 +29,7 @@ mod identity;
 mod keys;
 pub mod launch;
 mod links;
+pub mod load_decoder;
 mod log;
 pub mod mana;
 pub mod mem_host;
@@ -43,13 +45,8 @@ pub mod topology;
 pub mod tunnel;
 pub mod uverbs;
 
+pub use core_clock::{ClockPage, CoreClock};
 pub use emulator::{DOORBELL_BYTES, Emulator, FILE_BYTES, FILE_NAME, OpenDevice};
 pub use keys::{KeyError, MkeyTable, Mr};
 pub use log::Log;
 pub use outbox::{Frame, Outbox};
-
-/// Returns the nanoseconds since the first call. Devices use this clock for packet timestamps.
-pub(crate) fn clock() -> u64 {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
-}

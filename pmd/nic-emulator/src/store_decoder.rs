@@ -111,28 +111,8 @@ pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
         (1, 0xd6, true, 0) => (8, Source::Vector),          // movq
         _ => return None,
     };
-    let modrm = *code.get(at)?;
-    at += 1;
-    let (mode, base) = (modrm >> 6, modrm & 7);
-    if mode == 3 {
-        return None;
-    }
-    let reg = (modrm >> 3 & 7) | reg_high;
-    let mut displacement = match mode {
-        1 => 1,
-        2 => 4,
-        _ => 0,
-    };
-    if base == 4 {
-        let sib = *code.get(at)?;
-        at += 1;
-        if mode == 0 && sib & 7 == 5 {
-            displacement = 4;
-        }
-    } else if mode == 0 && base == 5 {
-        displacement = 4; // relative to the instruction pointer
-    }
-    at += displacement;
+    let (field, mut at) = memory_operand(code, at)?;
+    let reg = field | reg_high;
     let mut bytes = [0; 32];
     match source {
         Source::General => bytes[..8].copy_from_slice(&registers.general[usize::from(reg)].to_le_bytes()),
@@ -143,7 +123,7 @@ pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
         Source::Vector => bytes = registers.vector[usize::from(reg)],
         Source::UpperHalf => bytes[..8].copy_from_slice(&registers.vector[usize::from(reg)][8..16]),
         Source::Immediate => {
-            if modrm >> 3 & 7 != 0 {
+            if field != 0 {
                 return None;
             }
             let width = size.min(4);
@@ -158,6 +138,32 @@ pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
     (at <= code.len()).then_some(Decoded { length: at, size, bytes })
 }
 
+/// Reads the ModRM byte at `at`; returns its register field and the end of the operand. `None` if the code is truncated
+/// or the operand is a register.
+pub(crate) fn memory_operand(code: &[u8], mut at: usize) -> Option<(u8, usize)> {
+    let modrm = *code.get(at)?;
+    at += 1;
+    let (mode, base) = (modrm >> 6, modrm & 7);
+    if mode == 3 {
+        return None;
+    }
+    let mut displacement = match mode {
+        1 => 1,
+        2 => 4,
+        _ => 0,
+    };
+    if base == 4 {
+        let sib = *code.get(at)?;
+        at += 1;
+        if mode == 0 && sib & 7 == 5 {
+            displacement = 4;
+        }
+    } else if mode == 0 && base == 5 {
+        displacement = 4; // relative to the instruction pointer
+    }
+    Some((modrm >> 3 & 7, at + displacement))
+}
+
 fn vex_prefix(byte: u8) -> (bool, u8) {
     match byte & 3 {
         1 => (true, 0),
@@ -168,7 +174,7 @@ fn vex_prefix(byte: u8) -> (bool, u8) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::process::Command;
 
     use super::*;
@@ -183,6 +189,19 @@ mod tests {
             *value = std::array::from_fn(|byte| (16 * i + byte) as u8);
         }
         registers
+    }
+
+    /// Returns the code of an instruction in AT&T syntax.
+    pub(crate) fn assemble(instruction: &str) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("a.s"), format!("{instruction}\n")).unwrap();
+        let run = |program: &str, arguments: &[String]| {
+            assert!(Command::new(program).args(arguments).status().unwrap().success(), "{instruction}");
+        };
+        run("as", &[path("a.s"), "-o".into(), path("a.o")]);
+        run("objcopy", &["-O".into(), "binary".into(), "-j".into(), ".text".into(), path("a.o"), path("a.bin")]);
+        std::fs::read(path("a.bin")).unwrap()
     }
 
     /// Checks each instruction, as the assembler encodes it, against the bytes that it stores.
@@ -224,16 +243,8 @@ mod tests {
             ("vmovaps %ymm1, (%r8,%r9,2)", vector(1, 0..32)),
             ("vmovups %xmm7, (%rdi)", vector(7, 0..16)),
         ];
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
         for (instruction, stored) in cases {
-            std::fs::write(path("a.s"), format!("{instruction}\n")).unwrap();
-            let run = |program: &str, arguments: &[String]| {
-                assert!(Command::new(program).args(arguments).status().unwrap().success(), "{instruction}");
-            };
-            run("as", &[path("a.s"), "-o".into(), path("a.o")]);
-            run("objcopy", &["-O".into(), "binary".into(), "-j".into(), ".text".into(), path("a.o"), path("a.bin")]);
-            let mut code = std::fs::read(path("a.bin")).unwrap();
+            let mut code = assemble(instruction);
             let length = code.len();
             for cut in 0..length {
                 assert_eq!(decode(&code[..cut], &registers()), None, "{instruction}, {cut} bytes of it");

@@ -172,6 +172,16 @@ const CLASS: Key<WithDefault<Choice<Class>>> = Key::choice(
 .when("kind = \"mlx5\"")
 .about("Generation of the ConnectX: its identity and the capabilities of its flow rules.");
 
+const CLOCK_KHZ: Key<WithDefault<Integer<u32>>> = Key::integer("clock_khz", 1_000..=10_000_000)
+    .unit("kHz")
+    .default(156_250)
+    .when("kind = \"mlx5\"")
+    .about("Frequency of the core clock, whose time completions have.");
+const CLOCK_PAGE: Key<WithDefault<Flag>> = Key::flag("clock_page")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether programs can map the core clock to read it.");
+
 static DEVICE: ConfigTable = ConfigTable {
     name: "device",
     written: Written::Repeated,
@@ -195,6 +205,8 @@ static DEVICE: ConfigTable = ConfigTable {
         &MAX_TSO,
         &VAR,
         &CLASS,
+        &CLOCK_KHZ,
+        &CLOCK_PAGE,
     ],
     tables: || vec![&PORT, &connectx::STEERING],
     // A MANA has no keys of a ConnectX.
@@ -346,6 +358,10 @@ pub struct Mlx5Spec {
     pub var: bool,
     /// ConnectX generation.
     pub class: Class,
+    /// Frequency of the core clock in kHz.
+    pub clock_khz: u32,
+    /// True if programs can map the core clock.
+    pub clock_page: bool,
     /// Capabilities of flow rules.
     pub steering: SteeringSpec,
 }
@@ -583,6 +599,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         max_tso: 1 << 18,
         var: true,
         class: Class::ConnectX6Dx,
+        clock_khz: CLOCK_KHZ.default_value(),
+        clock_page: CLOCK_PAGE.default_value(),
         steering: SteeringSpec::of(Class::ConnectX6Dx),
     };
     if kind == DeviceKind::Mlx5 {
@@ -598,6 +616,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.max_tso = table.read(&MAX_TSO)?;
         spec.var = table.read(&VAR)?;
         spec.class = table.read(&CLASS)?;
+        spec.clock_khz = table.read(&CLOCK_KHZ)?;
+        spec.clock_page = table.read(&CLOCK_PAGE)?;
         spec.steering = SteeringSpec::of(spec.class);
         if let Some(table) = table.subtable(&connectx::STEERING)? {
             spec.steering.read(&table)?;

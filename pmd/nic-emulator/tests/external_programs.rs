@@ -167,6 +167,34 @@ fn mlx5dv_program_in_every_mode() {
     }
 }
 
+/// rdma-core reads the clock, converts its time and finds time stamps in completions.
+#[test]
+fn rdma_core_reads_the_clock_in_every_mode() {
+    require!(
+        Requirement::Program("cc"),
+        Requirement::File("/usr/include/infiniband/mlx5dv.h"),
+        Requirement::File("/etc/libibverbs.d/mlx5.driver")
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "clock");
+    for (keys, pages, khz) in [
+        ("", "pages", "156250"),
+        ("clock_khz = 1000000\n", "pages", "1000000"),
+        ("clock_page = false\n", "none", "156250"),
+    ] {
+        for (abi, doorbells) in WAYS {
+            // Doorbell pages that are objects need the ioctl form.
+            let uars = if abi == "write" { "static" } else { "objects" };
+            let nics = prepare(&format!(
+                "[[device]]\nkind = 'mlx5'\ndoorbell_pages = '{uars}'\n{keys}[[device.port]]\nlink = 'sink'\n"
+            ));
+            let ran = run(&nics, &program, &[pages, khz], &[(launch::ABI, abi), (launch::DOORBELLS, doorbells)]);
+            assert!(ran.success, "{keys}{abi}, {doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+            assert_eq!((ran.stdout.as_str(), ran.log.as_str()), ("all good\n", ""), "{abi}, {doorbells}");
+        }
+    }
+}
+
 /// Runs in every mode. In scan mode the program waits for no events, because the device does not see
 /// completion queues being armed.
 #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{FramePort, Lab, Namespace, Requirement, eventually, require};
@@ -177,6 +177,71 @@ fn testpmd_forwards_and_counts_with_default_arguments() {
         let refused = std::fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(refused, "", "{doorbells}: something was refused");
     }
+}
+
+/// The time stamps that net_mlx5 finds in completions count ticks of the core clock.
+#[test]
+fn testpmd_shows_time_stamps_in_ticks_of_the_clock() {
+    const KHZ: f64 = 78_125.0;
+    require!(all Requirement::LAB);
+    require!(Requirement::Program("dpdk-testpmd"), Requirement::Program("stdbuf"));
+    let lab = Lab::new("testpmd-stamps");
+    let (near, far) = (lab.namespace("near"), lab.namespace("far"));
+    lab.veth((&near, "nic0"), (&far, "eth0"));
+    near.ip("link set nic0 address 02:00:00:00:01:01");
+    let folder = tempfile::tempdir().unwrap();
+    let launch = launch::prepare(&format!(
+        "doorbells = 'queue'\nlog = '{}/nic.log'\n[[device]]\nkind = 'mlx5'\nname = 'nic0'\nclock_khz = {KHZ}\n\
+         [[device.port]]\nmac = '02:00:00:00:01:01'\nlink = 'veth:nic0'\nnetdev = 'nic0'\nmtu = 1500\n",
+        folder.path().display()
+    ));
+    let arguments = ["--total-num-mbufs=4096", "--forward-mode=rxonly", "--enable-rx-timestamp"];
+    let mut testpmd = Testpmd::start_with(&launch, &near, 1, &arguments);
+    testpmd.tell("set verbose 1");
+    testpmd.tell("start");
+    let port = far.frames("eth0");
+    let length = 333;
+    // Stamps of the frames of this length.
+    let stamps = |output: &str| -> Vec<u64> {
+        let packets = output.lines().filter(|line| line.contains(&format!("length={length} ")));
+        packets.filter_map(|line| line.split("timestamp ").nth(1)?.split_whitespace().next()?.parse().ok()).collect()
+    };
+    // The first one says that testpmd receives; its time on the way is not known.
+    assert!(
+        eventually(LIMIT, || {
+            port.send(&frame(length, 2, 0)).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            !stamps(&testpmd.output()).is_empty()
+        }),
+        "{}",
+        testpmd.output()
+    );
+    std::thread::sleep(Duration::from_millis(500));
+    let before = stamps(&testpmd.output()).len();
+    let mut sent = Vec::new();
+    for i in 1..=3 {
+        let at = Instant::now();
+        port.send(&frame(length, 2, i)).unwrap();
+        assert!(
+            eventually(LIMIT, || stamps(&testpmd.output()).len() >= before + usize::from(i)),
+            "{}",
+            testpmd.output()
+        );
+        sent.push((at, Instant::now()));
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    let stamps = stamps(&testpmd.output()).split_off(before);
+    assert_eq!(stamps.len(), 3, "{}", testpmd.output());
+    for i in 1..3 {
+        let milliseconds = (stamps[i] - stamps[i - 1]) as f64 / KHZ;
+        let least = (sent[i].0 - sent[i - 1].1).as_secs_f64() * 1e3;
+        let most = (sent[i].1 - sent[i - 1].0).as_secs_f64() * 1e3;
+        assert!((least..=most).contains(&milliseconds), "{least} {milliseconds} {most}");
+    }
+    testpmd.tell("stop");
+    testpmd.tell("quit");
+    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    assert_eq!(std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default(), "", "something was refused");
 }
 
 #[test]

@@ -358,6 +358,28 @@ structures! {
         /// Index in the set.
         index: u32,
     }
+
+    /// Clock information page: how the kernel converts counts of the core clock to time.
+    struct ClockInfo = "struct mlx5_ib_clock_info" {
+        /// Sequence number. It is odd while the kernel writes, and changes with each update.
+        sign: u32,
+        /// Zero.
+        resv: u32,
+        /// Nanoseconds at the last update.
+        nsec: u64,
+        /// Count at the last update.
+        cycles: u64,
+        /// Fraction of a nanosecond at the last update, shifted by `shift`.
+        frac: u64,
+        /// Nanoseconds of a tick, shifted by `shift`.
+        mult: u32,
+        /// Shift of `mult`.
+        shift: u32,
+        /// Bits of the counter.
+        mask: u64,
+        /// Nanoseconds within which the page must be read again.
+        overflow_period: u64,
+    }
 }
 
 /// Attribute of [`MATCHER_CREATE`] since rdma-core 50: port, counted from 1.
@@ -403,6 +425,14 @@ constants! {
     TUNNEL_GRE: u32 = 2, "MLX5_IB_TUNNELED_OFFLOADS_GRE";
     /// Flag of [`QueryDeviceReply::tunnel_offloads_caps`]: GENEVE.
     TUNNEL_GENEVE: u32 = 4, "MLX5_IB_TUNNELED_OFFLOADS_GENEVE";
+    /// Flag of [`GetContextReply::comp_mask`]: the kernel maps the core clock.
+    CONTEXT_REPLY_CORE_CLOCK: u32 = 1, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET";
+    /// Command in the offset of a mapping: page of the core clock.
+    MMAP_CORE_CLOCK: u64 = 5, "MLX5_IB_MMAP_CORE_CLOCK";
+    /// Command in the offset of a mapping: [`ClockInfo`].
+    MMAP_CLOCK_INFO: u64 = 7, "MLX5_IB_MMAP_CLOCK_INFO";
+    /// Bit of [`GetContextReply::clock_info_versions`], and index of its mapping.
+    CLOCK_INFO_V1: u64 = 0, "MLX5_IB_CLOCK_INFO_V1";
     /// Flag of [`CreateCq::flags`]: `uar_page_index` is valid.
     CREATE_CQ_UAR_PAGE: u16 = 2, "MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX";
     /// Flag of [`CreateCq::flags`]: timestamps in seconds and nanoseconds.

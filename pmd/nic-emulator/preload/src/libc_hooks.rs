@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use libc::{mode_t, msghdr, off_t, size_t, sockaddr_nl, socklen_t, ssize_t, stat as Stat};
 use rustix::io::Errno;
 use wirepath_nic_defs::netlink;
+use wirepath_nic_emulator::ClockPage;
+use wirepath_nic_emulator::device::Mapping;
 use wirepath_nic_emulator::topology::Doorbells;
 
 use crate::next_symbol::{self, fail};
@@ -255,7 +257,11 @@ unsafe fn map_device(
         nic.map(fd, offset as u64, length)
     });
     let (context, at) = match mapped {
-        Ok(mapped) => mapped,
+        Ok((context, Mapping::Doorbells(at))) => (context, at),
+        Ok((_, Mapping::Clock(page))) => {
+            // SAFETY: the caller guarantees what mmap(2) requires.
+            return unsafe { map_clock(nic, address, length, protection, flags, page) };
+        }
         Err(errno) => {
             fail(errno);
             return libc::MAP_FAILED;
@@ -273,6 +279,33 @@ unsafe fn map_device(
         if trapped && !traps::watch(page as usize, length, at as usize, target) {
             nic.log().line("too many doorbell pages: stores to the new one will fault");
         }
+    }
+    page
+}
+
+/// Maps a page that shows the clock. It is protected in all modes, so that each load traps.
+///
+/// # Safety
+/// The caller must guarantee what mmap(2) requires; with `MAP_FIXED` that the range may be replaced.
+unsafe fn map_clock(
+    nic: &Nic,
+    address: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    flags: c_int,
+    clock: ClockPage,
+) -> *mut c_void {
+    if protection & libc::PROT_WRITE != 0 {
+        nic.log().line("the clock of a device can only be mapped for reading");
+        fail(Errno::PERM);
+        return libc::MAP_FAILED;
+    }
+    clock.prepare();
+    let flags = flags & !libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the caller guarantees what mmap(2) requires. The page has no content.
+    let page = unsafe { next_symbol::mmap(address, length, libc::PROT_NONE, flags, -1, 0) };
+    if page != libc::MAP_FAILED && !traps::watch(page as usize, length, 0, traps::Target::Clock(clock)) {
+        nic.log().line("too many device pages: loads from the clock will fault");
     }
     page
 }

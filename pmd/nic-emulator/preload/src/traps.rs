@@ -1,4 +1,5 @@
-//! The SIGSEGV handler. It emulates stores to protected doorbell pages and continues the program behind them.
+//! The SIGSEGV handler. It emulates stores to protected doorbell pages and loads from protected clock pages, and
+//! continues the program behind them.
 //! It also handles faults of a device on memory that the program has unmapped.
 
 use std::cell::Cell;
@@ -6,16 +7,18 @@ use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, zeroed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{sigaction, siginfo_t, ucontext_t};
+use wirepath_nic_emulator::ClockPage;
 use wirepath_nic_emulator::device::{ContextId, Store};
+use wirepath_nic_emulator::load_decoder::{self, Destination};
 use wirepath_nic_emulator::store_decoder::{LONGEST, Registers, decode};
 
 use crate::ring::Ring;
 use crate::{next_symbol, process, waker};
 
-/// Maximum number of doorbell pages.
+/// Maximum number of protected pages.
 const MOST: usize = 256;
 const PAGE: usize = 4096;
 /// Lowest address at which programs have memory; null and broken pointers are below it.
@@ -23,13 +26,18 @@ const LOWEST: usize = 64 << 10;
 /// Distance, the size of a huge page, within which unmapped memory is reported once.
 const NEAR: usize = 2 << 20;
 
-/// Target of the stores to a page.
+/// Number that says that an extended area follows the FXSAVE area (`FP_XSTATE_MAGIC1`).
+const EXTENDED_STATE: u32 = 0x4650_5853;
+
+/// Target of the accesses to a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     /// A context of this process.
     Context(ContextId),
     /// The process that has passed the page.
     Remote(&'static Ring),
+    /// A clock that loads read.
+    Clock(ClockPage),
 }
 
 struct Page {
@@ -40,6 +48,8 @@ struct Page {
     offset: AtomicUsize,
     context: AtomicUsize,
     ring: AtomicPtr<Ring>,
+    /// Number of the [`ClockPage`]; 0 for doorbells.
+    clock: AtomicU64,
 }
 
 static PAGES: [Page; MOST] = [const {
@@ -49,6 +59,7 @@ static PAGES: [Page; MOST] = [const {
         offset: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
         ring: AtomicPtr::new(ptr::null_mut()),
+        clock: AtomicU64::new(0),
     }
 }; MOST];
 /// Number of entries that were ever used.
@@ -68,7 +79,7 @@ pub(crate) fn mark_device_thread() {
     DEVICE_ACTIVE.set(true);
 }
 
-/// Traps stores to a page that is at `offset` of its file; returns false if there are too many pages.
+/// Traps accesses to a page that is at `offset` of its file; returns false if there are too many pages.
 pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) -> bool {
     install();
     for (i, page) in PAGES.iter().enumerate() {
@@ -76,12 +87,14 @@ pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) 
         if page.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             page.length.store(length, Ordering::Relaxed);
             page.offset.store(offset, Ordering::Relaxed);
-            let (context, ring) = match target {
-                Target::Context(context) => (context as usize, ptr::null_mut()),
-                Target::Remote(ring) => (0, ptr::from_ref(ring).cast_mut()),
+            let (context, ring, clock) = match target {
+                Target::Context(context) => (context as usize, ptr::null_mut(), 0),
+                Target::Remote(ring) => (0, ptr::from_ref(ring).cast_mut(), 0),
+                Target::Clock(clock) => (0, ptr::null_mut(), clock.to_number()),
             };
             page.context.store(context, Ordering::Relaxed);
             page.ring.store(ring, Ordering::Relaxed);
+            page.clock.store(clock, Ordering::Relaxed);
             page.start.store(start, Ordering::Release);
             USED.fetch_max(i + 1, Ordering::Release);
             return true;
@@ -98,7 +111,7 @@ pub(crate) fn with_device_active<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Stops trapping stores to the pages of a range.
+/// Stops trapping accesses to the pages of a range.
 pub(crate) fn unwatch(start: usize, length: usize) {
     for page in &PAGES[..USED.load(Ordering::Acquire)] {
         let at = page.start.load(Ordering::Acquire);
@@ -155,9 +168,16 @@ extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     for page in &PAGES[..USED.load(Ordering::Acquire)] {
         let start = page.start.load(Ordering::Acquire);
         if start > 1 && address >= start && address - start < page.length.load(Ordering::Relaxed) {
+            let offset = address - start;
             // SAFETY: `context` is the valid ucontext of a fault of this thread, and nobody else refers to
             // it.
-            if unsafe { emulate_store(page, address - start, &mut *context) } {
+            let is_emulated = unsafe {
+                match ClockPage::from_number(page.clock.load(Ordering::Relaxed)) {
+                    Some(clock) => emulate_load(clock, offset, &mut *context),
+                    None => emulate_store(page, offset, &mut *context),
+                }
+            };
+            if is_emulated {
                 return;
             }
             break;
@@ -165,6 +185,94 @@ extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     }
     // SAFETY: this is a signal handler, and the arguments are those that the kernel passed.
     unsafe { chain_to_previous(signal, info, context.cast()) };
+}
+
+/// General registers in the order of their numbers.
+const GENERAL: [c_int; 16] = [
+    libc::REG_RAX,
+    libc::REG_RCX,
+    libc::REG_RDX,
+    libc::REG_RBX,
+    libc::REG_RSP,
+    libc::REG_RBP,
+    libc::REG_RSI,
+    libc::REG_RDI,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_R10,
+    libc::REG_R11,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+];
+
+/// Returns the bytes at an instruction, and how many of them are in its page. The others are 0.
+///
+/// # Safety
+/// The processor must have fetched an instruction at `ip`.
+unsafe fn faulted_code(ip: usize) -> ([u8; LONGEST], usize) {
+    // The rest of the instruction's page is readable. The next page is readable if the instruction extends
+    // into it.
+    let here = LONGEST.min(4096 - ip % 4096);
+    let mut code = [0; LONGEST];
+    // SAFETY: the caller guarantees that the page is readable up to its end, and `here` ends there at the
+    // latest.
+    unsafe { ptr::copy_nonoverlapping(ip as *const u8, code.as_mut_ptr(), here) };
+    (code, here)
+}
+
+/// Decodes the bytes of [`faulted_code`], with those of the next page if the instruction needs them.
+fn decode_fully<T>(ip: usize, mut code: [u8; LONGEST], here: usize, decode: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    let decoded = decode(&code[..here]);
+    if decoded.is_some() || here == LONGEST {
+        return decoded;
+    }
+    // A failed copy means that the instruction does not continue there.
+    crate::memory::copy_in((ip + here) as u64, &mut code[here..]).ok()?;
+    decode(&code)
+}
+
+/// Emulates the load at the instruction pointer and steps over it. Returns false if the instruction is not a known
+/// load.
+///
+/// # Safety
+/// `context` must be the context of a fault of this thread.
+unsafe fn emulate_load(clock: ClockPage, offset: usize, context: &mut ucontext_t) -> bool {
+    let ip = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    // SAFETY: the instruction at `ip` has faulted.
+    let (code, here) = unsafe { faulted_code(ip) };
+    let Some(load) = decode_fully(ip, code, here, load_decoder::decode) else {
+        if let Some(nic) = process::existing() {
+            nic.log().line(format_args!("access to a clock page by an unknown instruction: {code:02x?} at {ip:#x}"));
+        }
+        return false;
+    };
+    let bytes = clock.load(offset);
+    match load.to {
+        Destination::General(register) => {
+            let register = &mut context.uc_mcontext.gregs[GENERAL[register] as usize];
+            *register = load.general(register.cast_unsigned(), bytes).cast_signed();
+        }
+        Destination::Vector(register) => {
+            let state = context.uc_mcontext.fpregs.cast::<u8>();
+            if state.is_null() {
+                return false;
+            }
+            // SAFETY: `state` refers to the kernel's FXSAVE area of 512 bytes, which has 16 bytes for each of xmm0 to
+            // xmm15 from offset 160 on. A magic number in its reserved bytes says that the header of an extended area
+            // follows. Bit 1 there says that the vector registers are in use; without it the kernel would clear them.
+            unsafe {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), state.add(160 + 16 * register), 16);
+                if state.add(464).cast::<u32>().read_unaligned() == EXTENDED_STATE {
+                    let features = state.add(512).cast::<u64>();
+                    features.write_unaligned(features.read_unaligned() | 2);
+                }
+            }
+        }
+    }
+    context.uc_mcontext.gregs[libc::REG_RIP as usize] = (ip + load.length) as i64;
+    true
 }
 
 /// Emulates the store at the instruction pointer and steps over it. Returns false if the instruction is not a
@@ -175,32 +283,9 @@ extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
 unsafe fn emulate_store(page: &Page, offset: usize, context: &mut ucontext_t) -> bool {
     let registers = &mut context.uc_mcontext.gregs;
     let ip = registers[libc::REG_RIP as usize] as usize;
-    let order = [
-        libc::REG_RAX,
-        libc::REG_RCX,
-        libc::REG_RDX,
-        libc::REG_RBX,
-        libc::REG_RSP,
-        libc::REG_RBP,
-        libc::REG_RSI,
-        libc::REG_RDI,
-        libc::REG_R8,
-        libc::REG_R9,
-        libc::REG_R10,
-        libc::REG_R11,
-        libc::REG_R12,
-        libc::REG_R13,
-        libc::REG_R14,
-        libc::REG_R15,
-    ];
-    let general = order.map(|register| registers[register as usize] as u64);
-    // The rest of the instruction's page is readable. The next page is readable if the instruction extends
-    // into it.
-    let here = LONGEST.min(4096 - ip % 4096);
-    let mut code = [0; LONGEST];
-    // SAFETY: the processor has just fetched an instruction there, so its page is readable up to the end, and
-    // `here` ends there at the latest.
-    unsafe { ptr::copy_nonoverlapping(ip as *const u8, code.as_mut_ptr(), here) };
+    let general = GENERAL.map(|register| registers[register as usize] as u64);
+    // SAFETY: the instruction at `ip` has faulted.
+    let (code, here) = unsafe { faulted_code(ip) };
     let mut vector = [[0; 32]; 16];
     let state = context.uc_mcontext.fpregs;
     if !state.is_null() {
@@ -214,7 +299,7 @@ unsafe fn emulate_store(page: &Page, offset: usize, context: &mut ucontext_t) ->
         unsafe {
             let magic = state.cast::<u8>().add(464).cast::<u32>().read_unaligned();
             let features = state.cast::<u8>().add(512).cast::<u64>().read_unaligned();
-            if magic == 0x4650_5853 && features & 4 != 0 {
+            if magic == EXTENDED_STATE && features & 4 != 0 {
                 for (i, register) in vector.iter_mut().enumerate() {
                     ptr::copy_nonoverlapping(state.cast::<u8>().add(576 + 16 * i), register[16..].as_mut_ptr(), 16);
                 }
@@ -222,13 +307,7 @@ unsafe fn emulate_store(page: &Page, offset: usize, context: &mut ucontext_t) ->
         }
     }
     let seen = Registers { general, vector };
-    let mut decoded = decode(&code[..here], &seen);
-    if decoded.is_none() && here < LONGEST {
-        // An instruction that needs these bytes continues in the next page. A failed copy means that it does
-        // not.
-        let more = crate::memory::copy_in((ip + here) as u64, &mut code[here..]).is_ok();
-        decoded = if more { decode(&code, &seen) } else { None };
-    }
+    let decoded = decode_fully(ip, code, here, |code| decode(code, &seen));
     let nic = process::existing();
     let Some(decoded) = decoded else {
         if let Some(nic) = nic {

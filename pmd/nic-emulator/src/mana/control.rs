@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use super::queues::{Cq, PendingCqe, Rq, Sq, WorkQueue};
 use super::{MAX_RECV_SGE, MAX_SEND_SGE, Mana, Qp, Rss, TABLE};
 use crate::device::QpCap;
-use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
+use crate::device::{Call, ContextId, Device, Env, Event, Mapping, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
 use crate::faults::FaultKind;
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
@@ -272,7 +272,7 @@ impl<H: Host> Device<H> for Mana<H> {
         self.contexts.remove(&context);
     }
 
-    fn map(&mut self, log: &Log, _context: ContextId, offset: u64, length: usize) -> Result<u64, Errno> {
+    fn map(&mut self, log: &Log, _context: ContextId, offset: u64, length: usize) -> Result<Mapping, Errno> {
         if offset != 0 || length != DOORBELL_PAGE {
             log.line(format_args!(
                 "{}: mmap of {length} bytes at {offset:#x}; the doorbell page is {DOORBELL_PAGE} bytes at 0",
@@ -280,7 +280,7 @@ impl<H: Host> Device<H> for Mana<H> {
             ));
             return Err(Errno::INVAL);
         }
-        Ok(0)
+        Ok(Mapping::Doorbells(0))
     }
 
     fn alloc_pd(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno> {

@@ -13,8 +13,9 @@ use super::{
     STATIC_PAGES, STATIC_REGISTERS, UserContext,
 };
 use crate::attributes::Attributes;
+use crate::core_clock::ClockPage;
 use crate::device::QpCap;
-use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
+use crate::device::{Call, ContextId, Device, Env, Event, Mapping, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
 use crate::faults::FaultKind;
 use crate::frame::Toeplitz;
 use crate::host::Host;
@@ -223,6 +224,11 @@ impl<H: Host> Mlx5<H> {
             max_recv_wr: self.spec.max_queue,
             max_srq_recv_wr: self.spec.max_queue,
             num_ports: self.spec.ports.len() as u16,
+            // The counter is at the start of its page (Linux include/linux/mlx5/device.h, `internal_timer_h` in
+            // `mlx5_init_seg`).
+            comp_mask: if self.spec.mlx5.clock_page { abi::CONTEXT_REPLY_CORE_CLOCK } else { 0 },
+            hca_core_clock_offset: 0,
+            clock_info_versions: if self.spec.mlx5.clock_page { 1 << abi::CLOCK_INFO_V1 } else { 0 },
             response_length: size_of::<abi::GetContextReply>() as u32,
             cqe_version,
             cmds_supp_uhw: abi::UHW_QUERY_DEVICE | abi::UHW_CREATE_AH,
@@ -296,7 +302,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
         reply.base.max_cqe = (1 << 22) - 1;
         reply.device_cap_flags_ex = flags;
         reply.timestamp_mask = u64::MAX;
-        reply.hca_core_clock = 1_000_000; // kHz: one tick is a nanosecond
+        reply.hca_core_clock = self.spec.mlx5.clock_khz.into();
         reply.rss_supported_qpts = 1 << uverbs::QPT_RAW_PACKET;
         reply.rss_max_rwq_indirection_tables = MOST;
         reply.rss_max_rwq_indirection_table_size = MAX_TABLE as u32;
@@ -397,10 +403,18 @@ impl<H: Host> Device<H> for Mlx5<H> {
         self.last_doorbells.retain(|(of, _), _| *of != context);
     }
 
-    fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<u64, Errno> {
+    fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<Mapping, Errno> {
         let page = offset / PAGE;
         // Bits 8 to 15 are the command. The bits above them extend the index beyond 8 bits.
         let (command, index) = (page >> 8 & 0xff, page & 0xff | page >> 16 << 8);
+        let clock = match command {
+            abi::MMAP_CORE_CLOCK => Some(ClockPage::Counter(self.clock)),
+            abi::MMAP_CLOCK_INFO if index == abi::CLOCK_INFO_V1 => Some(ClockPage::Info(self.clock)),
+            _ => None,
+        };
+        if let Some(page) = clock.filter(|_| self.spec.mlx5.clock_page && length == PAGE as usize) {
+            return Ok(Mapping::Clock(page));
+        }
         let right = length == PAGE as usize && offset.is_multiple_of(PAGE) && index < (PAGES + VARS) as u64;
         let known = matches!(command, 0 | 2 | 3) || command == OBJECT_PAGES >> 8;
         let there = self.has_page(context, index as usize) || self.has_var(context, index as usize);
@@ -411,7 +425,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             ));
             return Err(Errno::INVAL);
         }
-        Ok((FIRST_PAGE + index) * PAGE)
+        Ok(Mapping::Doorbells((FIRST_PAGE + index) * PAGE))
     }
 
     fn alloc_pd(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno> {

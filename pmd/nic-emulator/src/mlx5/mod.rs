@@ -20,6 +20,7 @@ use std::collections::HashMap;
 
 use wirepath_nic_defs::mlx5 as defs;
 
+use crate::core_clock::CoreClock;
 use crate::device::{ContextId, Env, EventTarget, ObjectId, Store};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
@@ -57,6 +58,7 @@ const MAX_TABLE: usize = 8192;
 #[derive(Debug)]
 pub struct Mlx5<H: Host> {
     spec: DeviceSpec,
+    clock: CoreClock,
     ports: Vec<Port>,
     keys: MkeyTable<H::Region>,
     pds: Slab<ContextId>,
@@ -82,7 +84,7 @@ pub struct Mlx5<H: Host> {
     wqe: Box<[u8; MAX_SEND_WQE as usize]>,
     /// Send queue that is processed first in the next round.
     next_sq: usize,
-    /// Timestamp of the current burst of received frames.
+    /// Timestamp of the current burst of received frames, in ticks of the clock.
     burst_time: Option<u64>,
     stray_doorbells: u64,
     var_doorbells: u64,
@@ -169,6 +171,7 @@ impl<H: Host> Mlx5<H> {
         Self {
             ports: spec.ports.iter().map(|_| Port { up: true, ..Port::default() }).collect(),
             steering: Steering::new(spec.mlx5.steering, spec.ports.len()),
+            clock: CoreClock::new(spec.mlx5.clock_khz),
             spec,
             keys: MkeyTable::default(),
             pds: Slab::default(),

@@ -144,10 +144,10 @@ impl<H: Host> Mlx5<H> {
     /// Delivers frames to the queues of a queue pair; returns the number of accepted frames. With `lossless`
     /// it ends at the first frame that is not accepted.
     fn deliver(&mut self, env: &mut Env<'_>, at: usize, qp: ObjectId, run: &Run<'_>, lossless: bool) -> usize {
-        let Self { ports, qps, rqs, cqs, keys, spec, burst_time, .. } = self;
+        let Self { ports, qps, rqs, cqs, keys, spec, clock, burst_time, .. } = self;
         let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return 0 };
         let port = &mut ports[at].counters;
-        let at = *burst_time.get_or_insert_with(crate::clock);
+        let at = *burst_time.get_or_insert_with(|| clock.now());
         let mut queues = Queues { keys, rqs, cqs, port, device: &spec.name, at, tunnels: rss.tunnels, lossless };
         let plain = plain(rss, run.layers);
         let hash = |rss: &mut Rss, bytes: &[u8]| match (plain, &mut rss.hash) {

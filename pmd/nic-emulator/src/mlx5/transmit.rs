@@ -10,6 +10,7 @@ use super::completion::{Cq, Entry};
 use super::queues::{Sq, State};
 use super::steering::{Steering, TxVerdict};
 use super::{MAX_SEND_WQE, Mlx5, Port};
+use crate::core_clock::CoreClock;
 use crate::device::{Env, Event};
 use crate::faults::FaultKind;
 use crate::frame::{self, ETHERNET, HeaderOffsets, Network, TCP, UDP};
@@ -47,7 +48,7 @@ impl<H: Host> Mlx5<H> {
         for i in 0..count {
             let id = ((self.next_sq + i) % count) as u32;
             let scan = Self::scans(env);
-            let Self { sqs, cqs, keys, ports, spec, steering, wqe, .. } = self;
+            let Self { sqs, cqs, keys, ports, spec, steering, wqe, clock, .. } = self;
             let Some(sq) = sqs.get_mut(id) else { continue };
             let Some(cq) = cqs.get_mut(sq.cq) else { continue };
             if !scan && !sq.rung {
@@ -74,7 +75,8 @@ impl<H: Host> Mlx5<H> {
                 continue;
             }
             let port = sq.port;
-            let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec, steering, metadata: 0 };
+            let mut sender =
+                Sender { sq, cq, keys, port: &mut ports[port], spec, steering, clock: *clock, metadata: 0 };
             let mut budget = TX_BUDGET;
             let mut full = false;
             while budget > 0 && sender.sq.state == State::Ready && sender.sq.has_more() {
@@ -162,6 +164,7 @@ struct Sender<'s, R> {
     port: &'s mut Port,
     spec: &'s DeviceSpec,
     steering: &'s mut Steering,
+    clock: CoreClock,
     /// Metadata of the current descriptor, for flow rules.
     metadata: u32,
 }
@@ -251,7 +254,7 @@ impl<R: Region> Sender<'_, R> {
     fn complete(&mut self, env: &mut Env<'_>, opcode: u8) {
         let mut entry: Entry = [0; CQE_BYTES];
         entry[0x20..0x24].copy_from_slice(&(self.sq.user_index & 0xff_ffff).to_be_bytes());
-        entry[0x30..0x38].copy_from_slice(&crate::clock().to_be_bytes());
+        entry[0x30..0x38].copy_from_slice(&self.clock.now().to_be_bytes());
         entry[0x38..0x3c].copy_from_slice(&(u32::from(opcode) << 24 | self.sq.number).to_be_bytes());
         entry[0x3c..0x3e].copy_from_slice(&self.sq.head.to_be_bytes());
         let owner = CqeOwner::default().with_opcode(defs::CQE_REQUEST);
