@@ -346,6 +346,10 @@ impl Device for AutoDevice {
         self.device.set_bifurcation(bifurcation)
     }
 
+    fn read_clock(&mut self) -> Option<u64> {
+        self.device.read_clock()
+    }
+
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
     }

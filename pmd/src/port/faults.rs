@@ -230,6 +230,10 @@ impl Device for FaultyDevice {
         Some(self)
     }
 
+    fn read_clock(&mut self) -> Option<u64> {
+        self.inner.read_clock()
+    }
+
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.inner.rule_hardware()
     }

@@ -139,6 +139,13 @@ pub trait Device: DeviceLink + Send {
         drivers::privileges(self.capabilities().driver)
     }
 
+    /// Reads the clock of the receive timestamps ([`Offloads::RX_TIMESTAMP`]), in nanoseconds as packets have them. The
+    /// call takes about a microsecond, without a system call. A caller that reads a clock of its own before and after
+    /// it knows how both are related. `None` if the device has no clock that can be read, or is lost.
+    fn read_clock(&mut self) -> Option<u64> {
+        None
+    }
+
     /// Statistics beyond those of the queues.
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
         None
@@ -507,6 +514,11 @@ impl Port {
             Some(device) => device.inject(frame),
             None => Err(std::io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// Reads the clock of the receive timestamps, see [`Device::read_clock`].
+    pub fn read_clock(&mut self) -> Option<u64> {
+        self.device.read_clock()
     }
 
     /// Further statistics of the device by name, see [`DeviceStatistics::extra_statistics`].

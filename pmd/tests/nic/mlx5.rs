@@ -379,21 +379,49 @@ fn missing_device_features_are_reported() {
 }
 
 #[test]
-fn timestamps_count_nanoseconds() {
+fn timestamps_are_times_of_the_devices_clock() {
     require!(RDMA);
-    MLX5.under("mlx5::timestamps_count_nanoseconds", "", |nics| {
-        let pool = Pool::new("times", 4096).expect("memory");
-        let mut port = MLX5.start(&pool, "timestamps = true", |_| ());
-        let mut last = 0;
-        for _ in 0..3 {
-            send(&mut port, [packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)]);
-            let time = receive(&mut port, 1)[0].timestamp().expect("a timestamp");
-            assert!(time > last);
-            last = time;
-            std::thread::sleep(Duration::from_millis(2));
+    MLX5.under("mlx5::timestamps_are_times_of_the_devices_clock", "", |nics| {
+        for mode in ["", "rx_mode = 'striding'"] {
+            let pool = Pool::new("times", 4096).expect("memory");
+            let mut port = MLX5.start(&pool, &format!("timestamps = true\n{mode}"), |_| ());
+            assert!(port.port.capabilities().offloads.contains(Offloads::RX_TIMESTAMP));
+            let start = (Instant::now(), port.port.read_clock().expect("a clock"));
+            for count in [1, 1, 20] {
+                let before = port.port.read_clock().expect("a clock");
+                send(&mut port, (0..count).map(|_| packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)));
+                let received = receive(&mut port, count);
+                let after = port.port.read_clock().expect("a clock");
+                let mut times = vec![before];
+                times.extend(received.iter().map(|packet| packet.timestamp().expect("a timestamp")));
+                times.push(after);
+                assert!(times.is_sorted() && before < after, "{mode}: {times:?}");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // Nanoseconds, although a tick of the device has 6.4 of them.
+            let passed = port.port.read_clock().expect("a clock") - start.1;
+            let most = start.0.elapsed().as_nanos() as u64;
+            assert!((6_000_000..most).contains(&passed), "{passed} of at most {most}");
+            finish(port, &pool);
         }
+        let pool = Pool::new("times", 4096).expect("memory");
+        let mut port = MLX5.start(&pool, "", |_| ());
+        assert_eq!(port.port.read_clock(), None, "timestamps are off");
         finish(port, &pool);
         assert_eq!(nics.violations(), [""; 0]);
+    });
+}
+
+#[test]
+fn timestamps_are_refused_if_the_clock_cannot_be_read() {
+    require!(RDMA);
+    let topology = MLX5.topology().replace("[[device.port]]", "clock_page = false\n[[device.port]]");
+    under("mlx5::timestamps_are_refused_if_the_clock_cannot_be_read", &topology, |_| {
+        let open = |settings: &str| OpenPort::open("dut", MLX5.plan(MLX5.device, settings));
+        let error = open("timestamps = true").unwrap_err().to_string();
+        assert!(error.contains("timestamps = true is not possible: its clock cannot be read"), "{error}");
+        assert!(error.contains("ibv_query_rt_values_ex"), "{error}");
+        open("timestamps = false").unwrap();
     });
 }
 

@@ -11,7 +11,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rdma_core_sys::verbs::{ibv_context, ibv_device, provider_operations};
+use rdma_core_sys::verbs::{
+    IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device, ibv_query_rt_values_ex, ibv_values_ex, provider_operations,
+};
 use rdma_core_sys::{Ibverbs, MissingSymbol, RdmaCore};
 use rustix::fs::OFlags;
 
@@ -265,6 +267,24 @@ impl Context {
     /// The query failed.
     pub fn attributes(&self) -> Result<DeviceAttributes> {
         attributes::query_device(&self.inner)
+    }
+
+    /// Reads the device's free-running clock, in ticks (`ibv_query_rt_values_ex`). Completions have timestamps of this
+    /// clock. [`DeviceAttributes::clock_khz`] is its frequency. libmlx5 reads a mapped page, without a system call.
+    ///
+    /// # Errors
+    /// The provider cannot read the clock, or the kernel does not map it.
+    pub fn read_clock(&self) -> Result<u64> {
+        const CALL: &str = "ibv_query_rt_values_ex";
+        let mut values = ibv_values_ex { comp_mask: IBV_VALUES_MASK_RAW_CLOCK, ..ibv_values_ex::zeroed() };
+        // SAFETY: the context is open, and `values` is valid for the structure that the call reads and writes.
+        let result = unsafe { ibv_query_rt_values_ex(self.inner.raw.as_ptr(), &raw mut values) };
+        self.inner.check(CALL, result)?;
+        if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK == 0 {
+            return Err(self.inner.invalid_answer(CALL, "no clock"));
+        }
+        // libmlx5 puts the 64 bits of the counter there, and leaves the seconds 0.
+        Ok(values.raw_clock.tv_nsec.cast_unsigned())
     }
 
     /// Queries a port, counted from 1.

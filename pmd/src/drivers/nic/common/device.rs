@@ -768,6 +768,11 @@ impl<N: SharedNic> Device for NicDevice<N> {
         self.nic.rules()
     }
 
+    fn read_clock(&mut self) -> Option<u64> {
+        let opened = self.opened.as_ref().filter(|_| self.health == Health::Healthy)?;
+        self.nic.read_clock(opened)
+    }
+
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
         Some(self)
     }

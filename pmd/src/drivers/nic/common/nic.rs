@@ -87,6 +87,12 @@ pub(crate) trait Nic: Sized + Send + 'static {
         None
     }
 
+    /// Reads the clock of the receive timestamps ([`crate::port::Device::read_clock`]).
+    fn read_clock(&self, opened: &OpenDevice<Self::Verbs>) -> Option<u64> {
+        let _ = opened;
+        None
+    }
+
     /// Adapts the configuration of future queues to a fault.
     fn adapt_to_fault(&mut self, fault: QueueFault, queue: Direction);
 

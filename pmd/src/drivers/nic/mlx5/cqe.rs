@@ -68,7 +68,7 @@ impl ParsedCqe {
     pub(super) fn at_time(entry: Entry<'_>, tail: Tail, tick: u64) -> Self {
         let mut cqe = Self::of(entry, tail);
         if tick != 0 {
-            cqe.timestamp = ((u128::from(entry.time()) * u128::from(tick)) >> 32) as u64;
+            cqe.timestamp = nanoseconds(entry.time(), tick);
         }
         cqe
     }
@@ -90,6 +90,12 @@ impl ParsedCqe {
             packet.set_timestamp(self.timestamp);
         }
     }
+}
+
+/// Returns the nanoseconds of a time of the device's clock, modulo 2^64. `tick`: nanoseconds of a tick, in 32.32 bits.
+#[inline(always)]
+pub(super) fn nanoseconds(ticks: u64, tick: u64) -> u64 {
+    ((u128::from(ticks) * u128::from(tick)) >> 32) as u64
 }
 
 /// Flags of metadata that few packets have: a stripped VLAN tag.

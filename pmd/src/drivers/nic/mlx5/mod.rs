@@ -108,9 +108,10 @@ const BLUE_FLAME: Key<WithDefault<Integer<usize>>> = Key::integer("blue_flame", 
 const TUNNELS: Key<WithDefault<Flag>> = Key::flag("tunnels")
     .default(true)
     .about("Lets the device check and compute inner checksums of the tunnels that it knows, and segment TCP in them.");
-const TIMESTAMPS: Key<WithDefault<Flag>> = Key::flag("timestamps")
-    .default(false)
-    .about("Stores the device's timestamp with each received packet. It excludes compressed completions.");
+const TIMESTAMPS: Key<WithDefault<Flag>> = Key::flag("timestamps").default(false).about(
+    "Stores the time of reception by the NIC's clock with each packet. It excludes compressed completions. A port \
+         whose clock cannot be read is refused.",
+);
 const RULES: Key<WithDefault<Choice<RuleBackendChoice>>> = Key::choice(
     "rules",
     &[

@@ -23,6 +23,11 @@ const MAX_LOG_STRIDES: u32 = 4;
 /// header in every descriptor (dpdk: drivers/net/mlx5/mlx5.c, mlx5_set_min_inline).
 const WANT_INLINE: std::ops::RangeInclusive<u32> = 0x1013..=0x1016;
 
+/// Returns the nanoseconds of a clock tick, in 32.32 bits. 0: the frequency is not known.
+fn tick(khz: u64) -> u64 {
+    (1_000_000u64 << 32).checked_div(khz).unwrap_or(0)
+}
+
 /// The chosen modes, with notes on modes that are unavailable.
 #[derive(Clone, Debug)]
 pub(super) struct Modes {
@@ -91,15 +96,7 @@ impl Modes {
         if wanted != format {
             notes.push("one completion per packet: the device does not support this compression format".to_owned());
         }
-        let tick = if options.timestamps && attributes.clock_khz > 0 {
-            // Nanoseconds of a clock tick, in 32.32 bits.
-            (1_000_000u64 << 32) / attributes.clock_khz
-        } else {
-            0
-        };
-        if options.timestamps && tick == 0 {
-            notes.push("no timestamps: the device does not report its clock frequency".to_owned());
-        }
+        let tick = if options.timestamps { tick(attributes.clock_khz) } else { 0 };
         if !attributes.raw_packet.vlan_strip {
             notes.push("VLAN tags stay in received frames: the device cannot strip them".to_owned());
         }

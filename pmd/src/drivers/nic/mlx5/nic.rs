@@ -11,6 +11,7 @@ use wirepath_verbs::{
     Provider, RawPacketQp, RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
+use super::cqe::nanoseconds;
 use super::modes::{MAX_MTU, Modes};
 use super::offload::MAX_TSO_HEADER;
 use super::queue_spans::{self, Registers};
@@ -141,6 +142,18 @@ fn probe_inline_header(opened: &OpenDevice) -> Result<bool> {
     Ok(post_probe::refusal(&pair, opened.port, ETH_L2_INLINE as u32 - 1, false)?.is_some())
 }
 
+/// Checks that the time of timestamps is known: the clock has a frequency and can be read.
+fn check_clock(opened: &OpenDevice, khz: u64) -> Result<()> {
+    let refused = |why: &str| Err(Error::InvalidRequest(format!("timestamps = true is not possible: {why}")));
+    if khz == 0 {
+        return refused("the device does not report the frequency of its clock");
+    }
+    match opened.context.read_clock() {
+        Ok(_) => Ok(()),
+        Err(error) => refused(&format!("its clock cannot be read, because the kernel does not map it ({error})")),
+    }
+}
+
 impl Mlx5Nic {
     /// Lists the offloads of the device.
     pub(super) fn abilities(&self) -> String {
@@ -267,6 +280,9 @@ impl Nic for Mlx5Nic {
     fn probe(options: Options, opened: &OpenDevice) -> Result<Self> {
         let needs_inline_header = probe_inline_header(opened)?;
         let attributes = opened.attributes()?;
+        if options.timestamps {
+            check_clock(opened, attributes.clock_khz)?;
+        }
         let queues = attributes
             .max_queue_pairs
             .min(attributes.max_completion_queues / 2)
@@ -413,6 +429,12 @@ impl Nic for Mlx5Nic {
         let rx_steering = self.rx_steering.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         let Some(rx_steering) = rx_steering else { return Ok(()) };
         rx_steering.lock().unwrap_or_else(PoisonError::into_inner).steering.set_bifurcation(packets)
+    }
+
+    fn read_clock(&self, opened: &OpenDevice) -> Option<u64> {
+        let tick = self.modes.tick;
+        let ticks = (tick != 0).then(|| opened.context.read_clock().ok())??;
+        Some(nanoseconds(ticks, tick))
     }
 
     fn restart(&self, ring: RxRing, fault: QueueFault) -> Option<RxRing> {
