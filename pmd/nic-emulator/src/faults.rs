@@ -150,6 +150,8 @@ pub enum CqeCorruption {
     Position,
     /// A receive completion calls correct checksums wrong, and wrong ones correct.
     Checksum,
+    /// The timestamp is wrong.
+    Timestamp,
     /// No completion is written although one is due.
     Missing,
 }
@@ -165,6 +167,7 @@ pub const CQE_CORRUPTIONS: &[(&str, CqeCorruption, &str)] = &[
     ("type", CqeCorruption::Type, "its type is undefined"),
     ("position", CqeCorruption::Position, "it names a position that the ring does not have"),
     ("checksum", CqeCorruption::Checksum, "it calls correct checksums wrong, and wrong ones correct"),
+    ("time", CqeCorruption::Timestamp, "its timestamp is wrong; that of a `mana` has none"),
     ("nothing", CqeCorruption::Missing, "it is not written although it is due"),
 ];
 

@@ -275,6 +275,7 @@ impl<R: Region> Cq<R> {
             CqeCorruption::Type => entry[0] |= 0x3f,
             CqeCorruption::Position if transmit => entry[1] |= pair(u32::MAX, 0),
             CqeCorruption::Position => entry[7] |= pair(u32::MAX, 0),
+            CqeCorruption::Timestamp => {}
             CqeCorruption::Checksum => entry[0] ^= pair(0, inverted_checksums(RxFlags((entry[0] >> 32) as u32)).0),
         }
         self.complete(&entry, tail, events);

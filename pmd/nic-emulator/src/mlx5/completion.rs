@@ -406,6 +406,7 @@ impl<R: Region> Cq<R> {
             CqeCorruption::Duplicate => self.complete(&entry, owner, events),
             CqeCorruption::Type => owner = owner.with_opcode(9),
             CqeCorruption::Position => entry[0x3c..0x3e].fill(0xee),
+            CqeCorruption::Timestamp => entry[0x30..0x38].fill(0xee),
             CqeCorruption::Checksum => {
                 let status = CqeFlags::default().with_l3_ok(1).with_l4_ok(1);
                 let [high, low] = status.0.to_be_bytes();
