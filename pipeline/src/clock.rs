@@ -20,6 +20,23 @@ pub fn ticks() -> u64 {
     }
 }
 
+/// Returns [`ticks`] after all earlier instructions have ended and before later ones begin. [`ticks`] itself may be
+/// read before an earlier load has its value.
+pub fn ticks_ordered() -> u64 {
+    let fence = || {
+        // Intel SDM, RDTSC: LFENCE before it waits for earlier loads, and behind it delays later instructions.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 processor has the `lfence` instruction, and it accesses no memory.
+        unsafe {
+            std::arch::x86_64::_mm_lfence();
+        }
+    };
+    fence();
+    let ticks = ticks();
+    fence();
+    ticks
+}
+
 /// Returns the ticks between two results of [`ticks`]; 0 if the counter went back. It may do so where the counters of
 /// processors differ and a thread moves.
 #[inline(always)]
@@ -103,6 +120,12 @@ impl Default for Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ordered_ticks_are_between_others() {
+        let (before, ordered, after) = (ticks(), ticks_ordered(), ticks());
+        assert!(before <= ordered && ordered <= after, "{before} {ordered} {after}");
+    }
 
     #[test]
     fn agrees_with_the_system_and_never_goes_back() {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wirepath_pipeline::clock::{tick_hz, ticks, ticks_between};
+use wirepath_pipeline::clock::{tick_hz, ticks, ticks_between, ticks_ordered};
 
 /// Nanoseconds since its creation, by the time-stamp counter. All copies agree: it is never set again, so differences
 /// of times have no steps. Its frequency is exact to about 10 ppm.
@@ -23,7 +23,18 @@ impl Clock {
     /// Returns the time in nanoseconds.
     #[inline(always)]
     pub fn now(&self) -> u64 {
-        ((u128::from(ticks_between(self.base, ticks())) * u128::from(self.scale)) >> 32) as u64
+        self.at(ticks())
+    }
+
+    /// Returns the time in nanoseconds after all earlier instructions and before all later ones. It costs more than
+    /// [`Self::now`].
+    pub fn now_ordered(&self) -> u64 {
+        self.at(ticks_ordered())
+    }
+
+    #[inline(always)]
+    fn at(&self, ticks: u64) -> u64 {
+        ((u128::from(ticks_between(self.base, ticks)) * u128::from(self.scale)) >> 32) as u64
     }
 
     /// Measures the nanoseconds that a read of the clock takes.

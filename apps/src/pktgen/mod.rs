@@ -11,6 +11,7 @@ pub mod clock;
 pub mod density;
 pub mod flows;
 pub mod headers;
+pub mod nic_clock;
 pub mod ports;
 pub mod rate;
 pub mod receive;
@@ -21,4 +22,4 @@ pub mod tracker;
 mod trial;
 pub mod usage;
 
-pub use trial::{Generator, Limit, PortResult, Progress, Trial, TrialResult};
+pub use trial::{Generator, Limit, PortResult, Progress, StampResult, Trial, TrialResult};

@@ -11,7 +11,7 @@ use wirepath_packet::{Pool, PortId};
 use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::inventory::DeviceInfo;
 use wirepath_pmd::drivers::{self, PortSettings, choose_mtu};
-use wirepath_pmd::port::{Capabilities, LinkState, OpenPort, Port, PortConfig, StartedPort};
+use wirepath_pmd::port::{Capabilities, LinkState, Offloads, OpenPort, Port, PortConfig, StartedPort};
 use wirepath_settings::Source;
 
 /// Buffers for packets that are in no ring.
@@ -119,6 +119,8 @@ pub(super) struct Started {
     pub(super) mtu: u16,
     /// Speed of the link in Mbit/s.
     pub(super) speed: Option<u32>,
+    /// True if the port has receive timestamps and their clock can be read.
+    pub(super) has_readable_clock: bool,
 }
 
 impl Started {
@@ -207,8 +209,10 @@ pub(super) fn open(ports: Vec<(PortSettings, Role)>, senders: u16) -> Result<(Ve
             ..PortConfig::new(PortId::new(id), pool.clone())
         };
         let refused = |error| Failure::usage(format!("port {name}: {error}"));
-        let port = port.configure(config).map_err(refused)?.start()?;
-        started.push(Started { port, role, capabilities, mtu, speed: None });
+        let mut port = port.configure(config).map_err(refused)?.start()?;
+        let has_readable_clock =
+            capabilities.offloads.contains(Offloads::RX_TIMESTAMP) && port.port.read_clock().is_some();
+        started.push(Started { port, role, capabilities, mtu, speed: None, has_readable_clock });
     }
     let end = Instant::now() + LINK_TIMEOUT;
     for Started { port, speed, capabilities, .. } in &mut started {

@@ -17,10 +17,11 @@ use super::clock::Clock;
 use super::density::Density;
 use super::flows::{FlowSet, Pick, Traffic};
 use super::headers::Stack;
+use super::nic_clock::StampCounts;
 use super::ports::{PortName, Role};
 use super::rate::Rate;
 use super::size::{GAP, Sizes};
-use super::trial::{Generator, Limit, PortResult, Trial, TrialResult};
+use super::trial::{Generator, Limit, PortResult, StampResult, Trial, TrialResult};
 
 /// Percentiles of delays and intervals, and their names in JSON.
 pub const PERCENTILES: [(&str, f64); 5] =
@@ -143,6 +144,42 @@ fn histogram_text(name: &str, histogram: &Histogram<u64>) -> String {
     text + &format!(", max {}\n", time(histogram.max() as f64))
 }
 
+/// Returns the clock by which the delays of a receiving port end as JSON.
+fn clock_json(port: &PortResult) -> Value {
+    match &port.stamps {
+        None => json!({ "source": "tsc" }),
+        Some(StampResult { uncertainty, counts }) => json!({
+            "source": "nic",
+            "uncertainty_ns": uncertainty,
+            "used": counts.used,
+            "missing": counts.missing,
+            "invalid": counts.invalid,
+            "waits_ns": histogram_json(&counts.waits),
+        }),
+    }
+}
+
+/// Returns the clock by which the delays of a receiving port end as text.
+fn clock_text(port: &PortResult) -> String {
+    let clock = match &port.stamps {
+        None => "time-stamp counter".to_owned(),
+        Some(StampResult { uncertainty, counts: StampCounts { used, missing, invalid, waits } }) => {
+            let mut text = format!("NIC, ±{}", time(*uncertainty as f64));
+            if *used > 0 {
+                let wait = |percent| time(waits.value_at_percentile(percent) as f64);
+                let _ = write!(text, "; polled p50 {}, p99 {} later", wait(50.0), wait(99.0));
+            }
+            for (n, what) in [(missing, "no time stamp"), (invalid, "a wrong time stamp")] {
+                if *n > 0 {
+                    let _ = write!(text, "; {n} packets had {what}");
+                }
+            }
+            text
+        }
+    };
+    format!("{:12} of port {}: {clock}\n", "clock", port.name)
+}
+
 pub(super) fn drops_json(drops: &[(DropReason, u64)]) -> Value {
     drops.iter().map(|(reason, n)| (reason.name().to_owned(), json!(n))).collect::<serde_json::Map<_, _>>().into()
 }
@@ -170,6 +207,17 @@ impl TrialResult {
         (bytes as f64 * 8.0 / seconds, (bytes + packets * GAP as u64) as f64 * 8.0 / seconds)
     }
 
+    /// Returns the name of the clock by which delays end; `None` if no port receives.
+    fn latency_clock(&self) -> Option<&'static str> {
+        let receiving = || self.ports.iter().filter(|port| port.role.receives);
+        match (receiving().any(|port| port.stamps.is_some()), receiving().any(|port| port.stamps.is_none())) {
+            (true, true) => Some("mixed"),
+            (true, false) => Some("nic"),
+            (false, true) => Some("tsc"),
+            (false, false) => None,
+        }
+    }
+
     /// Returns the result as JSON. Times are in nanoseconds, if their names do not say otherwise.
     pub fn to_json(&self) -> Value {
         let ((tx_l2, tx_l1), (rx_l2, rx_l1)) = (self.sent_bits(), self.received_bits());
@@ -194,6 +242,7 @@ impl TrialResult {
                     "delivered": (port.role.sends && self.is_measured).then(|| delivered(port)),
                     "foreign": if self.is_measured { port.foreign } else { 0 },
                     "looped": port.looped,
+                    "clock": (port.role.receives && self.is_measured).then(|| clock_json(port)),
                 })
             })
             .collect();
@@ -238,7 +287,7 @@ impl TrialResult {
                 "looped": self.looped(),
                 "unknown_stream": order.unknown_stream,
                 "latency_ns": histogram_json(&self.latency),
-                "latency_clock": "tsc",
+                "latency_clock": self.latency_clock(),
                 "jitter_ns": self.jitter.map(|(mean, max)| json!({ "mean": mean, "max": max })),
             });
             if let Some(density) = &self.density {
@@ -310,6 +359,7 @@ impl TrialResult {
             if let Some((mean, max)) = self.jitter {
                 let _ = writeln!(text, "{:12} mean {}, max {} (RFC 3550)", "jitter", time(mean), time(max));
             }
+            text.extend(self.ports.iter().filter(|port| port.role.receives).map(clock_text));
             text.extend(self.density.iter().map(Density::text));
         }
         text += &histogram_text("departures", &self.departures);

@@ -16,6 +16,7 @@ use wirepath_pmd::port::{LinkState, MacAddr, Offloads, PortEvent, RxQueue, Start
 use super::clock::Clock;
 use super::density::Density;
 use super::flows::{FlowSource, Part, Source, Traffic, filler_sums};
+use super::nic_clock::{Follower, StampCounts, Stamps};
 use super::ports::{self, PortCounts, Role, Started};
 use super::rate::{Pacer, Rate};
 use super::signature::{MAX_STREAMS, Reading, Signature};
@@ -101,6 +102,17 @@ pub struct PortResult {
     pub foreign: u64,
     /// Packets of the run that arrived at a port that does not receive: something sends them back.
     pub looped: u64,
+    /// Use of the receive timestamps, if delays of the port end by the clock of its NIC.
+    pub stamps: Option<StampResult>,
+}
+
+/// Use of the receive timestamps of a port.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StampResult {
+    /// Largest error of the relation between the clock of the NIC and that of the run, in nanoseconds.
+    pub uncertainty: u64,
+    /// Packets by the use of their timestamps.
+    pub counts: StampCounts,
 }
 
 /// Result of a trial.
@@ -128,7 +140,8 @@ pub struct TrialResult {
     pub received_bytes: u64,
     /// Packets of the run whose payload had changed. They count as lost too.
     pub corrupt: u64,
-    /// Delays of the first copies, in nanoseconds.
+    /// Delays of the first copies, in nanoseconds. Those of a port with [`PortResult::stamps`] end when its NIC
+    /// received the packet, all others when it was polled.
     pub latency: Histogram<u64>,
     /// Mean and largest interarrival jitter of the streams, in nanoseconds (RFC 3550 section 6.4.1).
     pub jitter: Option<(f64, f64)>,
@@ -255,6 +268,8 @@ struct ReceiverCounts {
     ports: Vec<(u64, u64)>,
     /// First copies by the sending and then by the receiving port.
     delivered: Vec<Vec<u64>>,
+    /// Receive timestamps of each port, if they are used.
+    stamps: Vec<Option<Stamps>>,
 }
 
 /// Times between two turns of a thread.
@@ -412,6 +427,9 @@ impl Receiver<'_> {
                 continue;
             }
             let now = clock.now();
+            if let Some(stamps) = &mut counts.stamps[*port] {
+                stamps.refresh();
+            }
             let before = counts.tracker.order.distinct;
             let (mut all, mut bytes) = (0, 0);
             batch.drain_front(BATCH, |packet| {
@@ -427,12 +445,16 @@ impl Receiver<'_> {
                     Reading::Valid(_) if !role.receives => counts.ports[*port].1 += 1,
                     Reading::Valid(signature) => {
                         let distinct = counts.tracker.order.distinct;
-                        counts.tracker.receive(&signature, now);
+                        let arrival = match &mut counts.stamps[*port] {
+                            Some(stamps) => stamps.arrival(packet.timestamp(), &signature, now),
+                            None => now,
+                        };
+                        counts.tracker.receive(&signature, arrival);
                         if counts.tracker.order.distinct > distinct {
                             bytes += len;
                             let sender = stream_ends.partition_point(|end| *end <= signature.stream as usize);
                             counts.delivered[sender][*port] += 1;
-                            shared.max_latency.fetch_max(signature.age(now), Ordering::Relaxed);
+                            shared.max_latency.fetch_max(signature.age(arrival), Ordering::Relaxed);
                         }
                     }
                     Reading::Corrupt => counts.corrupt += 1,
@@ -515,7 +537,8 @@ impl Generator {
 
     /// Returns notes about the ports that concern the measurement.
     pub fn notes(&self) -> Vec<String> {
-        let stamps = |port: &&Started| port.capabilities.offloads.contains(Offloads::RX_TIMESTAMP);
+        let stamps =
+            |port: &&Started| port.capabilities.offloads.contains(Offloads::RX_TIMESTAMP) && !port.has_readable_clock;
         let note = |port: &Started| {
             format!(
                 "port {}: its receive time stamps have no relation to the clock of the sender and are not used",
@@ -631,8 +654,13 @@ impl Generator {
         lanes.resize_with(senders, Vec::new);
         let (mut streams, mut sending, mut asked) = (0, 0, Some(0.0));
         let mut stream_ends = Vec::new();
-        for (index, Started { port, role, capabilities, .. }) in ports.iter_mut().enumerate() {
+        let (mut followers, mut stamps) = (Vec::new(), Vec::new());
+        for (index, Started { port, role, capabilities, has_readable_clock, .. }) in ports.iter_mut().enumerate() {
             let StartedPort { port, rx, tx } = port;
+            let follows = is_measured && role.receives && *has_readable_clock;
+            let follower = follows.then(|| Follower::start(clock, || port.read_clock())).flatten();
+            stamps.push(follower.as_ref().map(Follower::stamps));
+            followers.push(follower);
             queues.extend(rx.iter_mut().map(|queue| (index, *role, queue)));
             controls.push(port);
             if !role.sends {
@@ -693,7 +721,7 @@ impl Generator {
         let window = tracker.window();
         let count = controls.len();
         let delivered = vec![vec![0; count]; count];
-        let counts = ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); count], delivered };
+        let counts = ReceiverCounts { tracker, bytes: 0, corrupt: 0, ports: vec![(0, 0); count], delivered, stamps };
         let mut receiver = Some(Receiver {
             queues,
             clock,
@@ -759,7 +787,10 @@ impl Generator {
                     }
                     is_stopped |= sent_at.is_none() && !shared.stop.swap(true, Ordering::Relaxed);
                 }
-                for port in &mut controls {
+                for (port, follower) in controls.iter_mut().zip(&mut followers) {
+                    if let Some(follower) = follower {
+                        follower.update(clock, || port.read_clock());
+                    }
                     for event in port.events() {
                         let why = match event {
                             PortEvent::Lost(why) => format!("port {} is lost: {why}", port.name()),
@@ -833,8 +864,14 @@ impl Generator {
         };
         let mut dropped_at_port = 0;
         let mut results = Vec::new();
-        for (((Started { port: StartedPort { port, .. }, role, .. }, before), (foreign, looped)), delivered) in
-            ports.iter_mut().zip(&before).zip(&received.ports).zip(received.delivered)
+        let stamps = followers.iter().zip(received.stamps).map(|(follower, stamps)| {
+            let (follower, stamps) = follower.as_ref().zip(stamps)?;
+            Some(StampResult { uncertainty: follower.uncertainty(), counts: stamps.counts })
+        });
+        for (
+            (((Started { port: StartedPort { port, .. }, role, .. }, before), (foreign, looped)), delivered),
+            stamps,
+        ) in ports.iter_mut().zip(&before).zip(&received.ports).zip(received.delivered).zip(stamps)
         {
             let PortCounts { rx, tx, device_drops } = PortCounts::read(port).since(before);
             if role.sends {
@@ -849,6 +886,7 @@ impl Generator {
                 delivered,
                 foreign: *foreign,
                 looped: *looped,
+                stamps,
             });
         }
         let (jitter, density) = (received.tracker.jitter(), received.tracker.take_density());

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use wirepath_nic_emulator::launch;
 use wirepath_testlab::{Lab, Requirement, oracle, require};
 
 const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
@@ -310,6 +311,67 @@ fn live_frames_keep_order_contents_and_counts() {
         assert_eq!(found[figure], wanted, "{figure}: {json}");
     }
     assert_eq!(left.statistic("east", "tx_dropped"), 0);
+}
+
+/// Runs the tool between two emulated ConnectX NICs on a cable, with and without timestamps of the receiving one.
+/// Returns both results.
+fn between_nics(topology: &str, arguments: &[&str]) -> [Value; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let device =
+        |name: &str| format!("[[device]]\nkind = 'mlx5'\nname = '{name}'\n[[device.port]]\nlink = 'cable:a'\n");
+    [true, false].map(|timestamps| {
+        let nics = launch::prepare(&format!("{}{}{topology}", device("near"), device("far")));
+        let config = folder.path().join("ports.toml");
+        let text = format!(
+            "[[port]]\nname = 'out'\ndriver = 'mlx5'\ndevice = 'near'\n\
+             [[port]]\nname = 'in'\ndriver = 'mlx5'\ndevice = 'far'\n[port.mlx5]\ntimestamps = {timestamps}\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = nics.command(WIREPATH);
+        command.args(["-q", "pktgen", "-c", config.to_str().unwrap(), "--tx", "out", "--rx", "in", "--json"]);
+        let output = command.arg("--no-self-check").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["result"].take()
+    })
+}
+
+const MLX5: Requirement = Requirement::File("/etc/libibverbs.d/mlx5.driver");
+
+#[test]
+fn delays_end_when_the_nic_received_the_packet() {
+    require!(MLX5);
+    let [nic, software] = between_nics("", &["--count", "3000", "--rate", "3kpps"]);
+    for result in [&nic, &software] {
+        assert_eq!((&result["received"], &result["lost"]), (&3000.into(), &0.into()), "{result}");
+        assert_eq!(result["latency_ns"]["n"], 3000);
+    }
+    assert_eq!((&nic["latency_clock"], &software["latency_clock"]), (&"nic".into(), &"tsc".into()));
+    assert_eq!(software["ports"][1]["clock"], json!({ "source": "tsc" }));
+    assert_eq!(nic["ports"][0]["clock"], Value::Null, "it only sends");
+    let clock = &nic["ports"][1]["clock"];
+    let counts = ["used", "missing", "invalid"].map(|name| clock[name].as_u64().unwrap());
+    assert_eq!((&clock["source"], counts), (&"nic".into(), [3000, 0, 0]), "{clock}");
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{nic}"));
+    // It has at least half of the time of a reading. A relation that does not hold would have seconds.
+    let uncertainty = number(&clock["uncertainty_ns"]);
+    assert!(uncertainty > 0.0 && uncertainty < 1e9, "{nic}");
+    // What a delay by software has more is the wait for the poll.
+    assert_eq!(clock["waits_ns"]["n"], 3000);
+    assert!(number(&clock["waits_ns"]["mean"]) > 0.0, "{clock}");
+}
+
+#[test]
+fn wrong_time_stamps_of_a_nic_are_counted_and_not_used() {
+    require!(MLX5);
+    let fault = "[[fault]]\nkind = 'hostile'\ndevice = 'far'\nwhat = 'time'\nafter = 100\ncount = 50\n";
+    let [nic, software] = between_nics(fault, &["--count", "500", "--rate", "5kpps"]);
+    for result in [&nic, &software] {
+        assert_eq!((&result["received"], &result["lost"]), (&500.into(), &0.into()), "{result}");
+        assert!(result["latency_ns"]["max"].as_u64().unwrap() < 30_000_000_000, "{result}");
+    }
+    let clock = &nic["ports"][1]["clock"];
+    let counts = ["used", "missing", "invalid"].map(|name| clock[name].as_u64().unwrap());
+    assert_eq!(counts, [450, 0, 50], "{clock}");
 }
 
 #[test]
