@@ -49,10 +49,30 @@ impl CoreClock {
         self.at(monotonic())
     }
 
+    /// Returns the time stamp of a completion.
+    pub(crate) fn stamp(self, format: StampFormat) -> u64 {
+        match format {
+            StampFormat::FreeRunning => self.now(),
+            StampFormat::RealTime => {
+                let now = monotonic().wrapping_add(wall_clock_offset());
+                ((now / SECOND) << 32) | (now % SECOND)
+            }
+        }
+    }
+
     /// Returns the value at a time in nanoseconds.
     fn at(self, nanoseconds: u64) -> u64 {
         (u128::from(nanoseconds) * u128::from(self.khz) / 1_000_000) as u64
     }
+}
+
+/// Formats of the time stamps in completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StampFormat {
+    /// Ticks of the core clock.
+    FreeRunning,
+    /// Time of day, with seconds and nanoseconds in 32 bits each.
+    RealTime,
 }
 
 /// A page that a program maps to read the clock.

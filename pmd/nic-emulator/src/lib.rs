@@ -45,7 +45,7 @@ pub mod topology;
 pub mod tunnel;
 pub mod uverbs;
 
-pub use core_clock::{ClockPage, CoreClock};
+pub use core_clock::{ClockPage, CoreClock, StampFormat};
 pub use emulator::{DOORBELL_BYTES, Emulator, FILE_BYTES, FILE_NAME, OpenDevice};
 pub use keys::{KeyError, MkeyTable, Mr};
 pub use log::Log;

@@ -27,6 +27,7 @@ use wirepath_settings::{
     WithDefault, Written,
 };
 
+use crate::StampFormat;
 use crate::connectx;
 pub use crate::connectx::{Class, SteeringSpec};
 use crate::faults::{self, Fault};
@@ -176,7 +177,17 @@ const CLOCK_KHZ: Key<WithDefault<Integer<u32>>> = Key::integer("clock_khz", 1_00
     .unit("kHz")
     .default(156_250)
     .when("kind = \"mlx5\"")
-    .about("Frequency of the core clock, whose time completions have.");
+    .about("Frequency of the core clock.");
+const TIMESTAMPS: Key<WithDefault<Choice<StampFormat>>> = Key::choice(
+    "timestamps",
+    &[
+        ("free-running", StampFormat::FreeRunning, "ticks of the core clock"),
+        ("real-time", StampFormat::RealTime, "the time of day, as some firmware has it"),
+    ],
+)
+.default_word("free-running")
+.when("kind = \"mlx5\"")
+.about("Time in completions.");
 const CLOCK_PAGE: Key<WithDefault<Flag>> = Key::flag("clock_page")
     .default(true)
     .when("kind = \"mlx5\"")
@@ -207,6 +218,7 @@ static DEVICE: ConfigTable = ConfigTable {
         &CLASS,
         &CLOCK_KHZ,
         &CLOCK_PAGE,
+        &TIMESTAMPS,
     ],
     tables: || vec![&PORT, &connectx::STEERING],
     // A MANA has no keys of a ConnectX.
@@ -362,6 +374,8 @@ pub struct Mlx5Spec {
     pub clock_khz: u32,
     /// True if programs can map the core clock.
     pub clock_page: bool,
+    /// Format of the time stamps in completions.
+    pub timestamps: StampFormat,
     /// Capabilities of flow rules.
     pub steering: SteeringSpec,
 }
@@ -601,6 +615,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         class: Class::ConnectX6Dx,
         clock_khz: CLOCK_KHZ.default_value(),
         clock_page: CLOCK_PAGE.default_value(),
+        timestamps: TIMESTAMPS.default_value(),
         steering: SteeringSpec::of(Class::ConnectX6Dx),
     };
     if kind == DeviceKind::Mlx5 {
@@ -618,6 +633,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.class = table.read(&CLASS)?;
         spec.clock_khz = table.read(&CLOCK_KHZ)?;
         spec.clock_page = table.read(&CLOCK_PAGE)?;
+        spec.timestamps = table.read(&TIMESTAMPS)?;
         spec.steering = SteeringSpec::of(spec.class);
         if let Some(table) = table.subtable(&connectx::STEERING)? {
             spec.steering.read(&table)?;

@@ -425,6 +425,16 @@ fn timestamps_are_refused_if_the_clock_cannot_be_read() {
     });
 }
 
+#[test]
+fn timestamps_of_another_clock_are_refused() {
+    require!(RDMA);
+    let topology = MLX5.topology().replace("[[device.port]]", "timestamps = 'real-time'\n[[device.port]]");
+    under("mlx5::timestamps_of_another_clock_are_refused", &topology, |_| {
+        let error = OpenPort::open("dut", MLX5.plan(MLX5.device, "timestamps = true")).unwrap_err().to_string();
+        assert!(error.contains("the NIC stamps packets only with the time of day"), "{error}");
+    });
+}
+
 /// Sets the MTU of the kernel's interface in sysfs, without changing the device.
 fn set_interface_mtu(device: &str, mtu: u16) {
     let sysfs = std::env::var_os("SYSFS_PATH").expect("set for this process");

@@ -45,7 +45,16 @@ pub mod general_capability {
     pub const NIC_FLOW_TABLE: CommandField = CommandField::new(0x1a6, 1);
     /// 1 if the device has Ethernet offloads ([`super::CAPABILITIES_ETHERNET`]).
     pub const ETH_NET_OFFLOADS: CommandField = CommandField::new(0x21c, 1);
+    /// Format of timestamps that receive queues can have: [`super::TIMESTAMPS_FREE_RUNNING`] and following.
+    pub const RQ_TS_FORMAT: CommandField = CommandField::new(0x442, 2);
 }
+
+/// Value of [`general_capability::RQ_TS_FORMAT`]: ticks of the core clock.
+pub const TIMESTAMPS_FREE_RUNNING: u32 = 0;
+/// Value of [`general_capability::RQ_TS_FORMAT`]: time of day, with seconds and nanoseconds in 32 bits each.
+pub const TIMESTAMPS_REAL_TIME: u32 = 1;
+/// Value of [`general_capability::RQ_TS_FORMAT`]: both, as the driver wants.
+pub const TIMESTAMPS_BOTH: u32 = 2;
 
 /// Fields of [`CAPABILITIES_ETHERNET`].
 pub mod ethernet_capability {

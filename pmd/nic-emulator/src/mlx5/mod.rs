@@ -84,7 +84,7 @@ pub struct Mlx5<H: Host> {
     wqe: Box<[u8; MAX_SEND_WQE as usize]>,
     /// Send queue that is processed first in the next round.
     next_sq: usize,
-    /// Timestamp of the current burst of received frames, in ticks of the clock.
+    /// Timestamp of the current burst of received frames.
     burst_time: Option<u64>,
     stray_doorbells: u64,
     var_doorbells: u64,

@@ -147,7 +147,7 @@ impl<H: Host> Mlx5<H> {
         let Self { ports, qps, rqs, cqs, keys, spec, clock, burst_time, .. } = self;
         let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return 0 };
         let port = &mut ports[at].counters;
-        let at = *burst_time.get_or_insert_with(|| clock.now());
+        let at = *burst_time.get_or_insert_with(|| clock.stamp(spec.mlx5.timestamps));
         let mut queues = Queues { keys, rqs, cqs, port, device: &spec.name, at, tunnels: rss.tunnels, lossless };
         let plain = plain(rss, run.layers);
         let hash = |rss: &mut Rss, bytes: &[u8]| match (plain, &mut rss.hash) {

@@ -254,7 +254,7 @@ impl<R: Region> Sender<'_, R> {
     fn complete(&mut self, env: &mut Env<'_>, opcode: u8) {
         let mut entry: Entry = [0; CQE_BYTES];
         entry[0x20..0x24].copy_from_slice(&(self.sq.user_index & 0xff_ffff).to_be_bytes());
-        entry[0x30..0x38].copy_from_slice(&self.clock.now().to_be_bytes());
+        entry[0x30..0x38].copy_from_slice(&self.clock.stamp(self.spec.mlx5.timestamps).to_be_bytes());
         entry[0x38..0x3c].copy_from_slice(&(u32::from(opcode) << 24 | self.sq.number).to_be_bytes());
         entry[0x3c..0x3e].copy_from_slice(&self.sq.head.to_be_bytes());
         let owner = CqeOwner::default().with_opcode(defs::CQE_REQUEST);

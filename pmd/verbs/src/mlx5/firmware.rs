@@ -5,7 +5,8 @@
 
 use wirepath_nic_defs::mlx5::{
     CAPABILITIES_GENERAL, CAPABILITIES_NIC_FLOW_TABLE, CAPABILITIES_OFFSET, Command, CommandOutput, QUERY_HCA_CAP,
-    QUERY_HCA_CAP_IN_BYTES, QUERY_HCA_CAP_OUT_BYTES, capability_modifier, flow_table_capability, general_capability,
+    QUERY_HCA_CAP_IN_BYTES, QUERY_HCA_CAP_OUT_BYTES, TIMESTAMPS_REAL_TIME, capability_modifier, flow_table_capability,
+    general_capability,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -41,6 +42,17 @@ impl Mlx5 {
             egress_modifications: flow_table_capability::TX_MODIFY_ACTIONS.get(&table) as u16,
             encap_header: flow_table_capability::MAX_ENCAP_HEADER.get(&table) as u16,
         })
+    }
+
+    /// Returns true if receive queues can stamp packets only with the time of day, not with the clock of
+    /// [`crate::Context::read_clock`]. Linux chooses that clock where it can (`drivers/infiniband/hw/mlx5/qp.c`,
+    /// `get_ts_format`).
+    ///
+    /// # Errors
+    /// The kernel does not pass the query to the firmware.
+    pub fn has_only_real_time_stamps(&self) -> Result<bool> {
+        let general = self.query_capabilities(CAPABILITIES_GENERAL)?;
+        Ok(general_capability::RQ_TS_FORMAT.get(&general) == u128::from(TIMESTAMPS_REAL_TIME))
     }
 
     /// Returns the current capabilities of a group (`QUERY_HCA_CAP`).

@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::completion::Cq;
 use super::queues::{Layout, Rq, Sq, State};
 use super::{MAX_TABLE, Mlx5, Qp};
+use crate::StampFormat;
 use crate::attributes::Attributes;
 use crate::call::{Call, ContextId, EventTarget, ObjectId};
 use crate::device::Device;
@@ -130,6 +131,11 @@ impl<H: Host> Mlx5<H> {
             defs::CAPABILITIES_GENERAL => {
                 set(general::NIC_FLOW_TABLE, 1);
                 set(general::ETH_NET_OFFLOADS, 1);
+                let format = match mlx5.timestamps {
+                    StampFormat::FreeRunning => defs::TIMESTAMPS_FREE_RUNNING,
+                    StampFormat::RealTime => defs::TIMESTAMPS_REAL_TIME,
+                };
+                set(general::RQ_TS_FORMAT, format);
             }
             defs::CAPABILITIES_ETHERNET => {
                 set(ethernet::CSUM_CAP, 1);

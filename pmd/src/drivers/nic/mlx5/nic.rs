@@ -148,6 +148,10 @@ fn check_clock(opened: &OpenDevice, khz: u64) -> Result<()> {
     if khz == 0 {
         return refused("the device does not report the frequency of its clock");
     }
+    // Without an answer, the user of a wrong stamp finds it far from the time of the clock.
+    if opened.verbs.has_only_real_time_stamps().unwrap_or(false) {
+        return refused("the NIC stamps packets only with the time of day (rq_ts_format), not with the mapped clock");
+    }
     match opened.context.read_clock() {
         Ok(_) => Ok(()),
         Err(error) => refused(&format!("its clock cannot be read, because the kernel does not map it ({error})")),
