@@ -287,11 +287,17 @@ fn count(drops: &[(DropReason, u64)], reason: DropReason) -> u64 {
     drops.iter().find(|(it, _)| *it == reason).map_or(0, |(_, n)| *n)
 }
 
-/// Runs a queue against a kernel that does what the bytes say. Each step has a byte for its kind and more by its kind.
+/// Runs a queue that keeps superframes, and one that cuts them, against a kernel that does what the bytes say. Each
+/// step has a byte for its kind and more by its kind.
 ///
 /// # Panics
 /// A frame is not that of its slot, a drop is not counted, or a buffer was lost.
 pub fn run(data: &[u8]) {
+    run_queue(data, true);
+    run_queue(data, false);
+}
+
+fn run_queue(data: &[u8], keep_superframes: bool) {
     let pool = Pool::new("slots", 1024).expect("a pool");
     let memory = memfd_create("slots", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&memory, (SLOTS * SLOT) as u64).expect("memory");
@@ -299,7 +305,7 @@ pub fn run(data: &[u8]) {
     let (near, far) = UnixDatagram::pair().expect("sockets");
     far.set_nonblocking(true).expect("a socket");
     let socket = Arc::new(Socket::of_descriptor(OwnedFd::from(near)));
-    let receiver = Receiver::new(socket, Some(ring), VnetOffload::new(pool.clone(), PORT, true));
+    let receiver = Receiver::new(socket, Some(ring), VnetOffload::new(pool.clone(), PORT, keep_superframes));
     let mut queue = Queue { receiver, packets: 0 };
     let mut kernel =
         Kernel { memory: File::from(memory), socket: far, messages: VecDeque::new(), filled: VecDeque::new(), next: 0 };
