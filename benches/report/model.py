@@ -272,4 +272,9 @@ GROUPS = {
         "own. These are no rates of hardware.",
     ),
     "vpp": ("VPP's rdma plugin on an emulated ConnectX", "Receive only. VPP drops the packets in ethernet-input."),
+    "grout": (
+        "DPDK's graph router grout",
+        "Both read the same capture file in a loop, and send to a sink. The figures are without the cycles that each "
+        "program takes to move the frames from port to port unchanged.",
+    ),
 }

@@ -222,6 +222,7 @@ class Plan:
         self.add_kinds()
         self.add_tables()
         self.add_drivers()
+        self.add_grout()
 
     def add_loads(self):
         if not self.wanted("veth"):
@@ -532,6 +533,36 @@ class Plan:
             "higher",
         )
 
+    def add_grout(self):
+        works = [
+            ("ipv4-1", "IPv4 routing, 1 destination", ("--kind", "ipv4", "--flows", 1)),
+            ("ipv4-10000", "IPv4 routing, 10 000 destinations", ("--kind", "ipv4")),
+            ("ipv6-10000", "IPv6 routing, 10 000 destinations", ("--kind", "ipv6")),
+            ("vxlan-encap", "VXLAN, into the tunnel, 1000 hosts", ("--kind", "vxlan")),
+            ("vxlan-decap", "VXLAN, out of the tunnel, 1000 hosts", ("--kind", "vxlan", "--direction", "decap")),
+            ("ipip-encap", "IP in IP, into the tunnel, 1000 networks", ("--kind", "ipip")),
+            ("ipip-decap", "IP in IP, out of the tunnel, 1000 networks", ("--kind", "ipip", "--direction", "decap")),
+        ]
+
+        def read(text):
+            result = json.loads(text)
+            ours, grout = result["wirepath"], result["grout"]
+            return {"ours": ours["alone"], "peer": grout["alone"], "cpu_share": result["cpu_share"]}
+
+        seconds = max(1.0, self.options.seconds)
+        for name, title, work in works:
+            command = peer("grout", *work, "--rounds", 1, "--seconds", f"{seconds:g}")
+            command += ["--core", str(self.options.core), "--json"]
+            # Debian has no grout.
+            program = Program(command, read, 11 + 4 * seconds, debian=False, needs=need_grout)
+            self.turn("grout", [program])
+            self.row(
+                "grout",
+                name,
+                title,
+                [("wirepath", program, "ours"), ("grout", program, "peer", "peer")],
+            )
+
     def seconds(self):
         """Estimates the time of the whole run."""
         turns = sum(
@@ -558,6 +589,12 @@ def need_root():
 def need_vpp():
     if "VPP" not in os.environ:
         return "VPP names no build, and Debian has none"
+    return need_root()
+
+
+def need_grout():
+    if not os.environ.get("GROUT"):
+        return "GROUT names no build, and Debian has none"
     return need_root()
 
 
