@@ -1,6 +1,6 @@
 //! Relation of the clock of a NIC to that of the run, by which receive timestamps become times of the run.
 //!
-//! A [`Follower`] reads the NIC's clock between two readings of the run's clock, again and again. So it follows the
+//! A follower reads the NIC's clock between two readings of the run's clock, again and again. So it follows the
 //! drift of both. The half of the bracket is the uncertainty of a reading. Before a new reading replaces an old
 //! relation, the two are compared: their difference and the half of the bracket together are a bound for the error of
 //! the old one at this moment. The largest of these bounds is the reported uncertainty.
