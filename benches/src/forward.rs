@@ -9,7 +9,7 @@ use wirepath_pmd::drivers::r#virtual::null::FrameSpec;
 use wirepath_wire::{MacAddr, ethernet};
 
 use crate::measure::{self, Common, Figures, PacketLimit, Work};
-use crate::real::RealPorts;
+use crate::real::{Offered, RealPorts};
 
 /// Queues of a port without a device.
 const MAX_QUEUES: u16 = 256;
@@ -104,7 +104,10 @@ fn measure(
         };
         spec.build().map_err(Failure::usage)
     };
-    let offered = [Some(frames(0xa, 0xb)?), Some(frames(0xb, 0xa)?)];
+    let offered = match arguments.real.needs_frames() {
+        true => [Some(frames(0xa, 0xb)?), Some(frames(0xb, 0xa)?)],
+        false => Offered::default(),
+    };
     measure::run(ports, &common, &arguments.limit, &arguments.real, |_| {
         Ok(Work { stages: Box::new(move |_| cross(change)), offered })
     })

@@ -56,15 +56,17 @@ impl RealPorts {
         let role = Role { sends: true, receives: true };
         let [a, b] = pair("--through", &self.through)?.map(|port| (port.clone(), role));
         let ports = PortName::settings(&[a, b], Vec::new())?;
-        let mut names = names.into_iter();
-        let mut next = || names.next().unwrap_or_default().to_owned();
-        let ports = ports.into_iter().map(|(port, _)| PortSettings { queues, name: next(), ..port });
+        let ports = ports.into_iter().zip(names).map(|((port, _), name)| PortSettings {
+            queues,
+            name: name.to_owned(),
+            ..port
+        });
         Ok(ports.collect::<Vec<_>>().try_into().ok())
     }
 
-    /// Returns whether real ports are measured.
-    pub(crate) fn is_used(&self) -> bool {
-        !self.through.is_empty()
+    /// Returns whether frames are needed, for a generator or a capture.
+    pub(crate) fn needs_frames(&self) -> bool {
+        !self.generator.is_empty() || self.only_captures()
     }
 
     /// Returns whether the frames are only written.

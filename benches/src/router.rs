@@ -127,7 +127,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     let (out, name) = if arguments.to == To::Tunnel { (2, "underlay") } else { (1, "other") };
     if let Some([local, other]) = real.settings(["local", name], 1)? {
         (ports[0], ports[out]) = (local, other);
-        offered = [Some(frames()?), None];
+        if real.needs_frames() {
+            offered[0] = Some(frames()?);
+        }
     } else if arguments.read.is_none() {
         let source = Some(frames()?);
         ports[0].plan = Box::new(Options { source, mac: None, ring: arguments.common.ring(), count: None });

@@ -264,7 +264,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     }
     measure::run(ports, &arguments.common, &arguments.limit, real, move |runtime| {
         let mut offered = Offered::default();
-        if real.is_used() {
+        if real.needs_frames() {
             let ours = runtime.port("underlay").and_then(|port| port.mac).unwrap_or(OUR_MAC);
             offered = frames(arguments, &config, &underlay, positions.len() as u32, ours)?;
         }

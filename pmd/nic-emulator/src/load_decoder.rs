@@ -3,7 +3,7 @@
 //! Source: Intel SDM volume 2. It knows the loads that compilers use for registers: `mov`, `movbe`, and moves of 16
 //! bytes into a vector register. Other instructions are left to the program's own fault handling.
 
-use crate::store_decoder::memory_operand;
+use crate::store_decoder::{legacy_prefixes, memory_operand, operand_size};
 
 /// Destination of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,27 +43,13 @@ impl Load {
 
 /// Decodes the instruction at the start of `code`. Returns `None` if it is truncated or not a known load.
 pub fn decode(code: &[u8]) -> Option<Load> {
-    let mut at = 0;
-    let (mut operand16, mut repeat) = (false, 0u8);
-    loop {
-        match *code.get(at)? {
-            0x66 => operand16 = true,
-            byte @ (0xf2 | 0xf3) => repeat = byte,
-            0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 => {}
-            _ => break,
-        }
-        at += 1;
-    }
+    let (mut at, operand16, repeat) = legacy_prefixes(code)?;
     let (mut wide, mut high) = (false, 0);
     if code.get(at)? & 0xf0 == 0x40 {
         (wide, high) = (code[at] & 8 != 0, (code[at] & 4) << 1);
         at += 1;
     }
-    let size = match (wide, operand16) {
-        (true, _) => 8,
-        (false, true) => 2,
-        (false, false) => 4,
-    };
+    let size = operand_size(wide, operand16);
     let (size, is_vector, is_swapped) = match (*code.get(at)?, code.get(at + 1), code.get(at + 2)) {
         (0x8b, ..) => (size, false, false),
         (0x0f, Some(0x38), Some(0xf0)) if repeat == 0 => {

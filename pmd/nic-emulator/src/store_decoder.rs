@@ -40,17 +40,7 @@ enum Source {
 
 /// Decodes the instruction at the start of `code`. Returns `None` if it is truncated or not a known store.
 pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
-    let mut at = 0;
-    let (mut operand16, mut repeat) = (false, 0u8);
-    loop {
-        match *code.get(at)? {
-            0x66 => operand16 = true,
-            byte @ (0xf2 | 0xf3) => repeat = byte,
-            0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 => {}
-            _ => break,
-        }
-        at += 1;
-    }
+    let (mut at, mut operand16, mut repeat) = legacy_prefixes(code)?;
     let mut wide = false;
     let mut reg_high = 0;
     let mut has_rex = false;
@@ -85,13 +75,7 @@ pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
         }
     };
     at += 1;
-    let plain = if wide {
-        8
-    } else if operand16 {
-        2
-    } else {
-        4
-    };
+    let plain = operand_size(wide, operand16);
     let vector = if vex256 { 32 } else { 16 };
     let (size, source) = match (map, opcode, operand16, repeat) {
         (0, 0x88, ..) => (1, Source::Byte),
@@ -136,6 +120,30 @@ pub fn decode(code: &[u8], registers: &Registers) -> Option<Decoded> {
         }
     }
     (at <= code.len()).then_some(Decoded { length: at, size, bytes })
+}
+
+/// Reads the legacy prefixes; returns their end, whether one of them makes operands 16 bits long, and the last `repne`
+/// or `rep`, or 0. `None` if the code is truncated.
+pub(crate) fn legacy_prefixes(code: &[u8]) -> Option<(usize, bool, u8)> {
+    let (mut at, mut operand16, mut repeat) = (0, false, 0);
+    loop {
+        match *code.get(at)? {
+            0x66 => operand16 = true,
+            byte @ (0xf2 | 0xf3) => repeat = byte,
+            0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 => {}
+            _ => return Some((at, operand16, repeat)),
+        }
+        at += 1;
+    }
+}
+
+/// Returns the bytes of a general operand. `wide`: REX.W is set.
+pub(crate) fn operand_size(wide: bool, operand16: bool) -> usize {
+    match (wide, operand16) {
+        (true, _) => 8,
+        (false, true) => 2,
+        (false, false) => 4,
+    }
 }
 
 /// Reads the ModRM byte at `at`; returns its register field and the end of the operand. `None` if the code is truncated

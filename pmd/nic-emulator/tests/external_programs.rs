@@ -19,6 +19,12 @@ const HEADERS: [Requirement; 3] = [
     Requirement::File("/etc/libibverbs.d/mana.driver"),
 ];
 
+const MLX5_HEADERS: [Requirement; 3] = [
+    Requirement::Program("cc"),
+    Requirement::File("/usr/include/infiniband/mlx5dv.h"),
+    Requirement::File("/etc/libibverbs.d/mlx5.driver"),
+];
+
 /// All combinations of kernel interface and doorbell mode.
 const WAYS: [(&str, &str); 6] = [
     ("ioctl", "trap"),
@@ -135,11 +141,7 @@ fn manadv_program_in_every_mode() {
 
 #[test]
 fn mlx5dv_program_in_every_mode() {
-    require!(
-        Requirement::Program("cc"),
-        Requirement::File("/usr/include/infiniband/mlx5dv.h"),
-        Requirement::File("/etc/libibverbs.d/mlx5.driver")
-    );
+    require!(all MLX5_HEADERS);
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&folder, "mlx5dv");
     for device in ["", "cqe_version = 0\n", "doorbell_pages = 'static'\n"] {
@@ -170,11 +172,7 @@ fn mlx5dv_program_in_every_mode() {
 /// rdma-core reads the clock, converts its time and finds time stamps in completions.
 #[test]
 fn rdma_core_reads_the_clock_in_every_mode() {
-    require!(
-        Requirement::Program("cc"),
-        Requirement::File("/usr/include/infiniband/mlx5dv.h"),
-        Requirement::File("/etc/libibverbs.d/mlx5.driver")
-    );
+    require!(all MLX5_HEADERS);
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&folder, "clock");
     for (keys, pages, khz) in [
@@ -220,11 +218,7 @@ fn events_faults_and_a_second_process() {
 /// The doorbell registers of a ConnectX are not at the start of its file.
 #[test]
 fn a_second_process_has_a_send_queue_of_a_connectx() {
-    require!(
-        Requirement::Program("cc"),
-        Requirement::File("/usr/include/infiniband/mlx5dv.h"),
-        Requirement::File("/etc/libibverbs.d/mlx5.driver")
-    );
+    require!(all MLX5_HEADERS);
     let nics = prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nlink = 'sink'\n");
     let program = compile(&nics.1, "mlx5_processes");
     for doorbells in ["trap", "queue", "scan"] {
@@ -245,11 +239,7 @@ fn correct_programs_work_with_a_late_fetch() {
 
 #[test]
 fn libmlx5_rules_match_packets() {
-    require!(
-        Requirement::Program("cc"),
-        Requirement::File("/usr/include/infiniband/mlx5dv.h"),
-        Requirement::File("/etc/libibverbs.d/mlx5.driver")
-    );
+    require!(all MLX5_HEADERS);
     let nics = prepare("[[device]]\nkind = 'mlx5'\nsteering = { devx = true }\n[[device.port]]\nlink = 'loop'\n");
     let program = compile(&nics.1, "steering");
     for (abi, doorbells) in WAYS {

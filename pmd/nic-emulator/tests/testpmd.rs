@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -55,6 +55,13 @@ impl Testpmd {
 
     fn tell(&mut self, line: &str) {
         writeln!(self.commands, "{line}").unwrap();
+    }
+
+    /// Ends the program; returns its exit status.
+    fn quit(&mut self) -> ExitStatus {
+        self.tell("quit");
+        assert!(eventually(LIMIT, || self.child.try_wait().unwrap().is_some()), "{}", self.output());
+        self.child.wait().unwrap()
     }
 
     fn output(&self) -> String {
@@ -171,9 +178,7 @@ fn testpmd_forwards_and_counts_with_default_arguments() {
         assert_eq!(testpmd.counted(1, 7), (7, 7 * 100), "{doorbells}");
         testpmd.tell("flow destroy 0 rule 0");
         testpmd.tell("stop");
-        testpmd.tell("quit");
-        assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
-        assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
+        assert!(testpmd.quit().success(), "{}", testpmd.output());
         let refused = std::fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(refused, "", "{doorbells}: something was refused");
     }
@@ -239,8 +244,7 @@ fn testpmd_shows_time_stamps_in_ticks_of_the_clock() {
         assert!((least..=most).contains(&milliseconds), "{least} {milliseconds} {most}");
     }
     testpmd.tell("stop");
-    testpmd.tell("quit");
-    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    testpmd.quit();
     assert_eq!(std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default(), "", "something was refused");
 }
 
@@ -284,9 +288,7 @@ fn testpmd_changes_the_queues_of_a_shared_table() {
         let received = testpmd.stop();
         assert!(received[expected] >= 40 && received[1 - expected] < 40, "{commands:?}: {received:?}");
     }
-    testpmd.tell("quit");
-    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
-    assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
+    assert!(testpmd.quit().success(), "{}", testpmd.output());
     assert!(testpmd.output().contains("Indirect action #0 updated"), "{}", testpmd.output());
     assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
 }
@@ -348,8 +350,7 @@ fn isolated_mode_leaves_frames_to_the_kernel() {
     };
     assert!(eventually(LIMIT, is_back), "{}", testpmd.output());
     testpmd.tell("stop");
-    testpmd.tell("quit");
-    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    testpmd.quit();
     assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
 }
 
@@ -520,9 +521,7 @@ fn testpmd_has_tcp_in_tunnels_segmented() {
     }
     assert_eq!(nic.segmented(), [16 * 5, 16 * 4]);
     testpmd.tell("stop");
-    testpmd.tell("quit");
-    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
-    assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
+    assert!(testpmd.quit().success(), "{}", testpmd.output());
     assert_eq!(nic.log(), "", "something was refused");
 }
 

@@ -35,11 +35,7 @@ const TCP_FLAGS: usize = 13;
 /// `l4` is the offset of the layer-4 header, if the caller knows it. VXLAN and GENEVE are recognised on every UDP
 /// port: the request to segment shows that a tunnel is there. Returns `None` if the packet has no such header.
 pub fn parse(packet: &Packet, l4: Option<usize>) -> Option<Parsed> {
-    parse_head(packet.data(), packet.len(), l4)
-}
-
-/// Does the same as [`parse`] for a frame of `len` bytes, of which `head` has at least all headers.
-fn parse_head(head: &[u8], len: usize, l4: Option<usize>) -> Option<Parsed> {
+    let (head, len) = (packet.data(), packet.len());
     let parser = Parser { verify_ipv4: false, ..Parser::default() };
     let parsed = parser.parse_chain(head, len).ok()?;
     let outer = parsed.outer();
